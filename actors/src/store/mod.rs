@@ -1,0 +1,3 @@
+//! The stores: the source of truth for jobs and leases.
+
+pub mod messages;

@@ -1,0 +1,1 @@
+//! lease (being written).

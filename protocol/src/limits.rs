@@ -1,0 +1,94 @@
+//! Every bound of the protocol, with its reason and how it relates to the others.
+
+use std::time::Duration;
+
+/// Longest node id, tenant, key or handler name, in bytes of UTF-8. Small enough that a member
+/// record always fits a datagram beside a ping.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Largest datagram that a node sends, in bytes of UDP payload: under the 1,500 bytes of an
+/// Ethernet frame with room for IPv6, UDP and a tunnel's headers, so it is never fragmented.
+pub const DATAGRAM_BYTES_MAX: usize = 1_400;
+
+/// The clear header: magic 2, version 1, key id 1, mesh id 4.
+pub const DATAGRAM_HEADER_BYTES: usize = 8;
+
+/// What sealing adds: nonce 24, tag 16. Reserved even without a key, so that turning encryption on
+/// never makes a message too large.
+pub const SEAL_BYTES: usize = 24 + 16;
+
+/// What is left for the encoded message.
+pub const DATAGRAM_BODY_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - DATAGRAM_HEADER_BYTES - SEAL_BYTES;
+
+/// Largest payload of a stream frame, in bytes.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// Bound on what a decoder may claim for one datagram: its strings and vectors are never larger
+/// than the datagram itself, times the growth of small integers in memory.
+pub const DATAGRAM_DECODE_BYTES_MAX: usize = 16 * DATAGRAM_BYTES_MAX;
+
+/// The same for a stream frame.
+pub const FRAME_DECODE_BYTES_MAX: usize = 16 * FRAME_BYTES_MAX;
+
+/// Most members that a table holds, dead ones and tombstones included. At 1,000 live nodes this
+/// leaves three boots of each remembered.
+pub const MEMBERS_MAX: usize = 4_096;
+
+/// Most member records in one chunk of a state exchange; a record is at most
+/// [`MEMBER_BYTES_MAX`] bytes.
+pub const STATE_CHUNK_MEMBERS_MAX: usize = 512;
+
+/// Largest encoded member record: the name with its length, two socket addresses (IPv6, tagged),
+/// generation, incarnation, state.
+pub const MEMBER_BYTES_MAX: usize = NAME_BYTES_MAX + 1 + 2 * (1 + 16 + 3) + 9 + 5 + 1;
+
+/// Largest encoded arguments of a job, in bytes of JSON.
+pub const ARGUMENT_BYTES_MAX: usize = 1 << 20;
+
+/// Arguments over this travel in no offer: the thief reads them from the store by id.
+pub const INLINE_ARGUMENT_BYTES_MAX: usize = 32 << 10;
+
+/// Longest error text kept with an outcome, in bytes; longer ones are cut at a character.
+pub const ERROR_BYTES_MAX: usize = 4 << 10;
+
+/// Largest result of a job, in bytes of JSON.
+pub const RESULT_BYTES_MAX: usize = 1 << 20;
+
+/// Most jobs in one steal, whatever is configured: ids and claims of all of them, without
+/// arguments, fit one frame many times over.
+pub const STEAL_BATCH_MAX: usize = 1_024;
+
+/// Most job ids in a `Finished` hint: 16 bytes each, beside the sender's name.
+pub const FINISHED_IDS_MAX: usize = 64;
+
+/// Most peers that a victim remembers as idle.
+pub const LIFELINES_MAX: usize = 64;
+
+/// Most peers that the steal rate limit keeps a window for; the oldest is forgotten first.
+pub const RATE_LIMIT_PEERS_MAX: usize = 1_024;
+
+/// Time to open a connection to a peer.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Time from a request to the whole of its answer.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long an offer stands before the victim retakes it: a connect and a response, twice over.
+pub const OFFER_EXPIRY: Duration = Duration::from_secs(5);
+
+const _: () = assert!(DATAGRAM_BODY_BYTES_MAX >= 1_024, "a ping and several updates must fit");
+const _: () = assert!(
+    STATE_CHUNK_MEMBERS_MAX * MEMBER_BYTES_MAX < FRAME_BYTES_MAX,
+    "a chunk of the state exchange fits a frame"
+);
+const _: () = assert!(
+    16 * FINISHED_IDS_MAX + 2 * NAME_BYTES_MAX < DATAGRAM_BODY_BYTES_MAX,
+    "a hint of finished jobs fits a datagram"
+);
+const _: () = assert!(
+    OFFER_EXPIRY.as_millis() >= CONNECT_TIMEOUT.as_millis() + 2 * RESPONSE_TIMEOUT.as_millis(),
+    "an offer outlives the exchange that settles it"
+);
+
+/// Longest key of a job, in bytes.
+pub const KEY_BYTES_MAX: usize = 256;

@@ -1,0 +1,2 @@
+//! An actor system that shares work between the nodes of a mesh, on actix.
+#![forbid(unsafe_code)]
