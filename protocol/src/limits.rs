@@ -76,6 +76,43 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an offer stands before the victim retakes it: a connect and a response, twice over.
 pub const OFFER_EXPIRY: Duration = Duration::from_secs(5);
 
+/// Largest capacity of a deque, whatever is configured: its length is told to peers as a `u32`, and
+/// a million buffered jobs are already minutes of work that the store could have given to others.
+pub const DEQUE_CAPACITY_MAX: usize = 1 << 20;
+
+/// Most requests a second that the steal rate limit counts for one peer: it keeps the time of each.
+/// A higher configured limit counts as this one.
+pub const STEAL_RATE_MAX: u32 = 1_000;
+
+/// Most bytes of whole jobs in one offer, arguments and all; the jobs beyond are named, and the
+/// thief reads them from the store. Leaves room for [`STEAL_BATCH_MAX`] names in the same frame.
+pub const OFFER_INLINE_BYTES_MAX: usize = FRAME_BYTES_MAX / 2;
+
+/// A victim's reminder to a lifeline that did not come for what it was told of: not before this
+/// long after the last one, unless the backlog has doubled meanwhile.
+pub const HINT_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a thief waits for the answer to a request before it counts it as failed. The connection
+/// has time-outs of its own; this one holds when the answer was lost inside the node.
+pub const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a thief waits for the store to answer a transfer, or a reading back, before it asks what
+/// became of it.
+pub const TRANSFER_TIMEOUT: Duration = RESPONSE_TIMEOUT;
+
+/// Attempts at reading back a transfer whose answer was lost. After these the thief forgets it: the
+/// victim's retake decides, or the node's own listing of its claims.
+pub const READ_BACK_TRIES_MAX: u32 = 5;
+
+/// Time from a retake that failed to the next.
+pub const RETAKE_RETRY: Duration = Duration::from_secs(1);
+
+/// How long a thief avoids a victim after a request failed; doubles with each further failure.
+pub const STEAL_BACKOFF: Duration = Duration::from_millis(500);
+
+/// The avoidance grows no longer than this: a victim is never given up while it is a live member.
+pub const STEAL_BACKOFF_MAX: Duration = Duration::from_secs(30);
+
 const _: () = assert!(DATAGRAM_BODY_BYTES_MAX >= 1_024, "a ping and several updates must fit");
 const _: () = assert!(
     STATE_CHUNK_MEMBERS_MAX * MEMBER_BYTES_MAX < FRAME_BYTES_MAX,
@@ -88,6 +125,20 @@ const _: () = assert!(
 const _: () = assert!(
     OFFER_EXPIRY.as_millis() >= CONNECT_TIMEOUT.as_millis() + 2 * RESPONSE_TIMEOUT.as_millis(),
     "an offer outlives the exchange that settles it"
+);
+
+const _: () = assert!(
+    ASK_TIMEOUT.as_millis() > CONNECT_TIMEOUT.as_millis() + RESPONSE_TIMEOUT.as_millis(),
+    "a request outlives the time-outs of its connection"
+);
+const _: () = assert!(
+    OFFER_INLINE_BYTES_MAX >= ARGUMENT_BYTES_MAX.div_ceil(32)
+        && OFFER_INLINE_BYTES_MAX > INLINE_ARGUMENT_BYTES_MAX,
+    "a job that may travel whole fits an offer"
+);
+const _: () = assert!(
+    OFFER_INLINE_BYTES_MAX + 64 * STEAL_BATCH_MAX < FRAME_BYTES_MAX,
+    "an offer fits a frame: a named job is an id, a token and a tag"
 );
 
 /// Longest key of a job, in bytes.
