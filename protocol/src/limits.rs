@@ -143,3 +143,38 @@ const _: () = assert!(
 
 /// Longest key of a job, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;
+
+/// Most names or addresses that a node tries to join by.
+pub const SEEDS_MAX: usize = 64;
+
+/// Most indirect probes that a node makes for others at one time. A member asks for at most
+/// [`INDIRECT_PINGS_MAX`] a period, so this serves as many askers as ever choose one helper at
+/// once; beyond it the asker misses one helper of several.
+pub const RELAYS_MAX: usize = 256;
+
+/// Most helpers of one probe, whatever is configured.
+pub const INDIRECT_PINGS_MAX: usize = 16;
+
+/// Most newcomers whose admission waits for the holder of their name to answer.
+pub const ADMISSIONS_MAX: usize = 64;
+
+/// How long the holder of a newcomer's name has to answer: less than the newcomer waits.
+pub const ADMISSION_WAIT: Duration = Duration::from_secs(1);
+
+/// Most streams that a node's membership has open by its own wish, beside those to seeds and for
+/// admissions.
+pub const SYNC_DIALS_MAX: usize = 16;
+
+/// Most answers in one protocol period to pings of nodes that are no present members: enough for a
+/// burst of newcomers, too few to be a weapon against a forged source.
+pub const STRANGER_REPLIES_MAX: u32 = 64;
+
+const _: () = assert!(
+    ADMISSION_WAIT.as_millis() < RESPONSE_TIMEOUT.as_millis(),
+    "a newcomer still listens when its admission is decided"
+);
+const _: () = assert!(
+    2 * (NAME_BYTES_MAX + 1) + 9 + 5 + (1 + 16 + 3) + 2 * MEMBER_BYTES_MAX
+        < DATAGRAM_BODY_BYTES_MAX,
+    "the largest request carries the receiver's record and the sender's"
+);
