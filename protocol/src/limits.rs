@@ -178,3 +178,19 @@ const _: () = assert!(
         < DATAGRAM_BODY_BYTES_MAX,
     "the largest request carries the receiver's record and the sender's"
 );
+
+/// Most points of one member on the hash ring: past this they cost memory and even out nothing.
+pub const VIRTUAL_NODES_MAX: u32 = 4_096;
+
+/// Most leases that an observer follows: those of a full member table.
+pub const LEASES_MAX: usize = MEMBERS_MAX;
+
+/// Most claims without memory that are remembered from one listing to the next; the others wait
+/// their turn, for those that are readopted leave the list.
+pub const ORPHANS_MAX: usize = 4_096;
+
+/// How long no claim is sent after one failed; doubles with each further failure.
+pub const CLAIM_BACKOFF: Duration = Duration::from_millis(250);
+
+/// That pause grows no longer than this: a store that is back is found within it.
+pub const CLAIM_BACKOFF_MAX: Duration = Duration::from_secs(10);
