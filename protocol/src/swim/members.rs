@@ -98,6 +98,8 @@ pub enum Effect {
         /// The newer boot.
         by: Generation,
     },
+    /// A member has admitted this boot.
+    Joined,
     /// A live node has this name: this one must stop. Nothing follows.
     Refused {
         /// Where it answered.
@@ -518,6 +520,7 @@ impl Members {
                 self.outranked(highest);
             } else if matches!(self.phase, Phase::Joining { .. }) {
                 self.phase = Phase::Member;
+                self.effects.push_back(Effect::Joined);
                 self.syncs.restart(now, &mut self.rng);
             }
         } else if let Some(highest) = highest.filter(|highest| *highest > mine) {

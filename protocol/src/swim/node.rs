@@ -78,6 +78,8 @@ pub enum Effect {
         /// The lowest that will do.
         at_least: Generation,
     },
+    /// See [`members::Effect::Joined`].
+    Joined,
     /// As [`members::Effect::Fenced`].
     Fenced {
         /// The newer boot.
@@ -208,6 +210,7 @@ impl Node {
             members::Effect::Decline { id } => Effect::Answer { id, answer: None },
             members::Effect::GenerationTooLow { at_least } => Effect::GenerationTooLow { at_least },
             members::Effect::Fenced { by } => Effect::Fenced { by },
+            members::Effect::Joined => Effect::Joined,
             members::Effect::Refused { holder } => Effect::Refused { holder },
             members::Effect::SeedUnreachable { seed, error } => {
                 Effect::SeedUnreachable { seed, error }
