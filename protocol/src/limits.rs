@@ -132,8 +132,7 @@ const _: () = assert!(
     "a request outlives the time-outs of its connection"
 );
 const _: () = assert!(
-    OFFER_INLINE_BYTES_MAX >= ARGUMENT_BYTES_MAX.div_ceil(32)
-        && OFFER_INLINE_BYTES_MAX > INLINE_ARGUMENT_BYTES_MAX,
+    OFFER_INLINE_BYTES_MAX > 2 * INLINE_ARGUMENT_BYTES_MAX,
     "a job that may travel whole fits an offer"
 );
 const _: () = assert!(

@@ -527,3 +527,348 @@ impl Dispatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{at_ms, claimed, id, job, node, numbers, owner, spec};
+    use super::*;
+
+    /// The deque of "a", whose first idle room of `capacity / 2` has come back.
+    fn dispatcher(capacity: usize) -> Dispatcher {
+        let mut it = Dispatcher::new(node("a"), DequeConfig { capacity, ..DequeConfig::default() });
+        assert_eq!(effects(&mut it), [Effect::Idle { room: capacity.div_ceil(2) }]);
+        it.handle_room_back(capacity.div_ceil(2));
+        assert_eq!(effects(&mut it), []);
+        it
+    }
+
+    fn effects(it: &mut Dispatcher) -> Vec<Effect> {
+        std::iter::from_fn(|| it.poll_effect()).collect()
+    }
+
+    /// Jobs that no room was lent for, so that nothing but their number shows.
+    fn push(it: &mut Dispatcher, now: Instant, jobs: impl IntoIterator<Item = u64>) {
+        let jobs = jobs.into_iter().map(|n| (job(n), false)).collect();
+        it.push_sorted(now, jobs, Source::Readopted);
+    }
+
+    fn runs(effects: &[Effect]) -> Vec<u64> {
+        numbers(effects.iter().filter_map(|effect| match effect {
+            Effect::Run { entry, .. } => Some(&entry.job.spec.id),
+            _ => None,
+        }))
+    }
+
+    fn offered(plan: &OfferPlan) -> Vec<u64> {
+        numbers(plan.jobs.iter().map(|job| &job.spec.id))
+    }
+
+    fn claim(n: u64, token: u64) -> Claim {
+        Claim { job: id(n), token: FencingToken(token) }
+    }
+
+    fn keyed(n: u64, key: &str) -> Arc<JobSpec> {
+        Arc::new(JobSpec { key: Some(key.into()), ..spec(n) })
+    }
+
+    /// The key is the name of its owner.
+    fn by_key(job: &JobSpec) -> NodeId {
+        node(job.key.as_ref().unwrap())
+    }
+
+    fn plan(it: &mut Dispatcher, jobs: &[Arc<JobSpec>]) -> Vec<(String, bool)> {
+        let plans = it.plan_insert(jobs, by_key, 1_000);
+        plans.into_iter().map(|plan| (plan.affinity.to_string(), plan.claim)).collect()
+    }
+
+    #[test]
+    fn a_job_is_claimed_at_its_insert_if_it_is_mine_due_and_has_room() {
+        let mut it = dispatcher(2);
+        let jobs = [
+            keyed(1, "b"),
+            Arc::new(JobSpec { run_at_ms: 1_001, ..spec(2) }),
+            Arc::new(JobSpec { run_at_ms: 1_000, ..spec(3) }),
+            keyed(4, "a"),
+            keyed(5, "a"),
+        ];
+        let expected = [("b", false), ("a", false), ("a", true), ("a", true), ("a", false)];
+        assert_eq!(plan(&mut it, &jobs), expected.map(|(node, claim)| (node.into(), claim)));
+        assert_eq!(it.reserved(), 2);
+    }
+
+    #[test]
+    fn a_job_never_overtakes_one_of_its_priority_that_waits_in_the_store() {
+        let mut it = dispatcher(1);
+        let with = |n, priority| Arc::new(JobSpec { priority, ..spec(n) });
+        let claims = |it: &mut Dispatcher, jobs: &[Arc<JobSpec>]| -> Vec<bool> {
+            plan(it, jobs).into_iter().map(|(_, claim)| claim).collect()
+        };
+        let jobs = [with(1, 0), with(2, 3)];
+        let plans = it.plan_insert(&jobs, by_key, 0);
+        assert_eq!([plans[0].claim, plans[1].claim], [true, false], "2 spills");
+        let done = jobs.into_iter().zip(plans);
+        let outcomes = [InsertOutcome::Duplicate, InsertOutcome::Unclaimed];
+        it.handle_inserted(
+            at_ms(0),
+            done.zip(outcomes).map(|((job, plan), outcome)| (job, plan, outcome)).collect(),
+        );
+        assert_eq!(claims(&mut it, &[with(3, 2), with(4, 3), with(5, 4)]), [false, false, true]);
+        it.spill_drained();
+        it.clear();
+        assert_eq!(claims(&mut it, &[with(6, 0)]), [false], "room is still reserved for 5");
+    }
+
+    #[test]
+    fn inserts_push_what_was_claimed_and_nudge_each_owner_of_the_rest_once() {
+        let mut it = dispatcher(3);
+        let later = Arc::new(JobSpec { run_at_ms: 9_000, ..(*keyed(7, "d")).clone() });
+        let jobs = [
+            keyed(1, "a"),
+            keyed(2, "c"),
+            keyed(3, "b"),
+            keyed(4, "c"),
+            keyed(5, "a"),
+            keyed(6, "a"),
+            later,
+            keyed(8, "a"),
+        ];
+        let plans = it.plan_insert(&jobs, by_key, 1_000);
+        assert_eq!(it.reserved(), 3);
+        it.credit(at_ms(5), 1);
+        use InsertOutcome::{Claimed, Duplicate, Failed, Unclaimed};
+        let token = FencingToken(1);
+        let outcomes = [
+            Claimed(token),
+            Unclaimed,
+            Unclaimed,
+            Unclaimed,
+            Duplicate,
+            Failed,
+            Unclaimed,
+            Unclaimed,
+        ];
+        let inserted = jobs.into_iter().zip(plans).zip(outcomes);
+        it.handle_inserted(at_ms(7), inserted.map(|((job, plan), o)| (job, plan, o)).collect());
+        let job = ClaimedJob { spec: keyed(1, "a"), token, attempt: 1 };
+        let entry = Entry { job, owned: true, queued_at: at_ms(7), stolen: false };
+        assert_eq!(
+            effects(&mut it),
+            [
+                Effect::NudgeSelf,
+                Effect::Nudge { node: node("b") },
+                Effect::Nudge { node: node("c") },
+                Effect::Run { entry, waited: Duration::ZERO },
+            ]
+        );
+        assert_eq!((it.reserved(), it.queued(), it.credits()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_claim_made_under_a_lost_lease_is_not_run() {
+        let mut it = dispatcher(8);
+        let jobs = [keyed(1, "a")];
+        let plan = it.plan_insert(&jobs, by_key, 0).remove(0);
+        push(&mut it, at_ms(0), [2, 3]);
+        it.surrender(at_ms(0), &owner("t"), 1);
+        assert_eq!(it.clear(), 2, "one queued and one in transit are forgotten");
+        it.credit(at_ms(0), 1);
+        effects(&mut it);
+        let [job] = jobs;
+        it.handle_inserted(at_ms(0), vec![(job, plan, InsertOutcome::Claimed(FencingToken(1)))]);
+        assert_eq!((effects(&mut it), it.reserved(), it.queued()), (vec![], 0, 0));
+    }
+
+    #[test]
+    fn each_credit_runs_one_job_and_says_how_long_it_waited() {
+        let mut it = dispatcher(8);
+        it.push_sorted(at_ms(10), vec![(job(1), true)], Source::Stolen);
+        effects(&mut it);
+        it.credit(at_ms(25), 2);
+        let entry = Entry { job: job(1), owned: true, queued_at: at_ms(10), stolen: true };
+        assert_eq!(effects(&mut it), [Effect::Run { entry, waited: Duration::from_millis(15) }]);
+        push(&mut it, at_ms(30), [2, 3]);
+        assert_eq!(runs(&effects(&mut it)), [3], "the second credit waited for a job");
+        assert_eq!((it.queued(), it.credits(), it.counters().local_pops), (1, 0, 2));
+    }
+
+    #[test]
+    fn idle_is_an_edge_and_lends_half_of_what_is_free() {
+        let mut it = dispatcher(16);
+        push(&mut it, at_ms(0), 0..4);
+        assert_eq!(effects(&mut it), []);
+        it.credit(at_ms(0), 1);
+        assert_eq!(runs(&effects(&mut it)), [3], "3 are still above the mark of 2");
+        it.credit(at_ms(0), 1);
+        assert_eq!(effects(&mut it)[1..], [Effect::Idle { room: 7 }]);
+        it.credit(at_ms(0), 5);
+        assert_eq!(runs(&effects(&mut it)), [1, 0]);
+        it.handle_room_back(7);
+        assert_eq!((effects(&mut it), it.lent()), (vec![], 0), "nothing was found: no asking on");
+        push(&mut it, at_ms(0), 10..12);
+        assert_eq!(runs(&effects(&mut it)), [11, 10], "local work that never queues is no edge");
+    }
+
+    #[test]
+    fn borrowed_room_that_brought_jobs_is_lent_again_when_low() {
+        let mut it = dispatcher(16);
+        assert_eq!(it.lend(), 8);
+        it.push_sorted(at_ms(0), vec![(job(1), true), (job(2), true)], Source::Claimed);
+        assert_eq!(effects(&mut it), [Effect::Idle { room: 4 }], "16 - 2 queued - 6 lent, halved");
+        it.handle_room_back(10);
+        assert_eq!((effects(&mut it), it.lent()), (vec![], 0));
+    }
+
+    #[test]
+    fn lend_answers_at_once_and_a_full_deque_answers_by_idle() {
+        let mut it = dispatcher(2);
+        assert_eq!((it.lend(), it.lend(), it.lend()), (1, 1, 0));
+        it.handle_room_back(1);
+        assert_eq!(effects(&mut it), [Effect::Idle { room: 1 }], "room was asked for");
+        it.handle_room_back(2);
+        assert_eq!(effects(&mut it), []);
+        push(&mut it, at_ms(0), 1..4);
+        assert_eq!(it.lend(), 0, "3 queued are above the mark");
+    }
+
+    #[test]
+    fn the_low_water_raises_the_mark_up_to_half_of_the_capacity() {
+        let mut it = dispatcher(16);
+        push(&mut it, at_ms(0), 0..8);
+        it.set_low_water(7);
+        assert_eq!(effects(&mut it), []);
+        it.set_low_water(100);
+        assert_eq!(effects(&mut it), [Effect::Idle { room: 4 }]);
+        push(&mut it, at_ms(0), [8]);
+        assert_eq!(it.lend(), 0);
+    }
+
+    #[test]
+    fn a_thief_is_offered_half_rounded_up_within_both_bounds() {
+        let config = DequeConfig { capacity: 100, max_steal_batch: 4, ..DequeConfig::default() };
+        let mut it = Dispatcher::new(node("a"), config);
+        push(&mut it, at_ms(0), 0..12);
+        let sizes = [16, 3, 16, 16, 16, 16].map(|max| {
+            let plan = it.surrender(at_ms(0), &owner("t"), max);
+            (plan.offer, plan.jobs.len())
+        });
+        assert_eq!(sizes, [(1, 4), (2, 3), (3, 3), (4, 1), (5, 1), (0, 0)]);
+        assert_eq!((it.queued(), it.in_transit()), (0, 12));
+    }
+
+    #[test]
+    fn a_settlement_forgets_what_was_taken_and_returns_the_rest_in_its_place() {
+        let mut it = dispatcher(8);
+        push(&mut it, at_ms(0), 1..5);
+        let plan = it.surrender(at_ms(1), &owner("t"), 9);
+        assert_eq!((plan.offer, offered(&plan)), (1, vec![1, 2]));
+        push(&mut it, at_ms(2), [5]);
+        it.settle(at_ms(3), &owner("t"), 1, &[id(2), id(99)]);
+        assert_eq!((it.queued(), it.in_transit()), (4, 0));
+        assert!(it.knows(&id(1)) && !it.knows(&id(2)));
+        assert_eq!(it.counters().jobs_stolen_out, 1);
+        let plan = it.surrender(at_ms(4), &owner("t"), 1);
+        assert_eq!(offered(&plan), [1], "it is as old as it was");
+    }
+
+    #[test]
+    fn a_settlement_counts_once_and_from_the_thief_of_the_offer_alone() {
+        let mut it = dispatcher(8);
+        push(&mut it, at_ms(0), 1..3);
+        it.surrender(at_ms(0), &owner("t"), 9);
+        let rebooted = Owner { generation: crate::id::Generation(2), ..owner("t") };
+        for other in [owner("u"), rebooted] {
+            it.settle(at_ms(0), &other, 1, &[id(1)]);
+        }
+        it.settle(at_ms(0), &owner("t"), 7, &[id(1)]);
+        assert_eq!(it.in_transit(), 1);
+        it.settle(at_ms(0), &owner("t"), 1, &[]);
+        assert_eq!((it.in_transit(), it.queued()), (0, 2));
+        it.settle(at_ms(0), &owner("t"), 1, &[id(1)]);
+        assert_eq!((it.queued(), it.counters().jobs_stolen_out), (2, 0));
+    }
+
+    #[test]
+    fn an_expired_offer_is_retaken_and_the_store_says_what_comes_back() {
+        let mut it = dispatcher(16);
+        push(&mut it, at_ms(0), 1..7);
+        it.surrender(at_ms(1), &owner("t"), 9);
+        assert_eq!(it.poll_timeout(), Some(at_ms(5_001)));
+        it.handle_timeout(at_ms(5_000));
+        assert_eq!(effects(&mut it), []);
+        it.handle_timeout(at_ms(5_001));
+        let claims = vec![claim(1, 1), claim(2, 1), claim(3, 1)];
+        assert_eq!(effects(&mut it), [Effect::Retake { offer: 1, claims }]);
+        assert_eq!(it.poll_timeout(), None);
+        it.settle(at_ms(5_002), &owner("t"), 1, &[id(3)]);
+        assert_eq!(it.in_transit(), 3, "only the store knows the tokens now");
+        it.handle_retaken(at_ms(5_003), 1, Some(&[claim(2, 2), claim(99, 2)]));
+        assert_eq!((it.queued(), it.in_transit(), it.counters().jobs_stolen_out), (4, 0, 2));
+        let back = it.surrender(at_ms(5_004), &owner("u"), 1).jobs.remove(0);
+        assert_eq!(back, claimed(spec(2), 2));
+        it.handle_retaken(at_ms(5_005), 1, Some(&[claim(1, 2)]));
+        assert!(!it.knows(&id(1)), "a second answer is ignored");
+    }
+
+    #[test]
+    fn a_retake_that_failed_is_tried_again_and_may_be_settled_meanwhile() {
+        let mut it = dispatcher(8);
+        push(&mut it, at_ms(0), [1, 2]);
+        it.surrender(at_ms(0), &owner("t"), 9);
+        it.surrender(at_ms(0), &owner("u"), 9);
+        it.handle_timeout(at_ms(5_000));
+        assert_eq!(effects(&mut it).len(), 2);
+        it.handle_retaken(at_ms(5_000), 1, None);
+        it.handle_retaken(at_ms(5_000), 2, None);
+        it.settle(at_ms(5_500), &owner("u"), 2, &[id(2)]);
+        assert_eq!(it.poll_timeout(), Some(at_ms(6_000)));
+        it.handle_timeout(at_ms(6_000));
+        let again = Effect::Retake { offer: 1, claims: vec![claim(1, 1)] };
+        assert_eq!(effects(&mut it), [again]);
+    }
+
+    #[test]
+    fn who_asked_in_vain_is_told_when_there_is_work_and_not_at_every_job() {
+        let mut it = dispatcher(64);
+        for thief in ["t", "u", "v"] {
+            assert_eq!(it.surrender(at_ms(0), &owner(thief), 4).jobs, []);
+        }
+        let hint = |thief, stealable| Effect::Hint { thief: node(thief), stealable };
+        it.credit(at_ms(0), 1);
+        push(&mut it, at_ms(0), [1]);
+        assert_eq!(runs(&effects(&mut it)), [1], "an executor took it at once");
+        push(&mut it, at_ms(1), [2]);
+        assert_eq!(effects(&mut it), [hint("t", 1)], "one job, one thief");
+        push(&mut it, at_ms(2), [3]);
+        assert_eq!(effects(&mut it), [hint("t", 2), hint("u", 2)]);
+        it.surrender(at_ms(3), &owner("u"), 1);
+        it.forget(&node("v"));
+        push(&mut it, at_ms(4), [4, 5]);
+        assert_eq!(effects(&mut it), [], "t was told of 2, there are 3, u and v do not wait");
+        push(&mut it, at_ms(1_002), [6]);
+        assert_eq!(effects(&mut it), [hint("t", 4)]);
+    }
+
+    #[test]
+    fn nothing_is_given_out_after_the_close() {
+        let mut it = dispatcher(8);
+        let jobs = [keyed(9, "a")];
+        let plan = it.plan_insert(&jobs, by_key, 0).remove(0);
+        push(&mut it, at_ms(0), 1..5);
+        it.surrender(at_ms(0), &owner("t"), 1);
+        assert_eq!(it.close(), [claim(2, 1), claim(3, 1), claim(4, 1)]);
+        it.credit(at_ms(1), 4);
+        assert_eq!(it.surrender(at_ms(1), &owner("u"), 4).jobs, []);
+        assert_eq!(it.lend(), 0);
+        let release = |n, token| Effect::Release { claims: vec![claim(n, token)] };
+        it.settle(at_ms(1), &owner("t"), 1, &[]);
+        push(&mut it, at_ms(1), [7]);
+        let [job] = jobs;
+        it.handle_inserted(at_ms(1), vec![(job, plan, InsertOutcome::Claimed(FencingToken(1)))]);
+        assert_eq!(effects(&mut it), [release(1, 1), release(7, 1), release(9, 1)]);
+        assert_eq!(plan_after_close(&mut it), [("a".into(), false)]);
+    }
+
+    fn plan_after_close(it: &mut Dispatcher) -> Vec<(String, bool)> {
+        plan(it, &[keyed(10, "a")])
+    }
+}

@@ -6,6 +6,10 @@
 //! executor, or forgotten because somebody else has it.
 
 mod dispatcher;
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod interleavings;
 mod order;
 
 pub use dispatcher::{

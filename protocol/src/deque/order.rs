@@ -1,8 +1,9 @@
 //! The order of the deque: who runs next, and what a thief gets.
 //!
 //! A priority is a deque of its own. Its front holds the jobs that other nodes would run as well as
-//! this one (non-owned), its back those whose key this node owns (hot); within both, by the time
-//! they came to this node. [`Deque::pop`] takes, in this order of precedence:
+//! this one (non-owned), its back those whose key this node owns (hot); within both, by age: when
+//! they came to this node, then by their ids, which sort by when they were made. [`Deque::pop`]
+//! takes, in this order of precedence:
 //!
 //! 1. at every `front_every`-th pop the oldest job of all, whatever its priority: so no job waits for
 //!    ever, a job with n older ones is popped within `front_every` x (n + 1) pops;
@@ -37,8 +38,12 @@ pub struct Entry {
     pub stolen: bool,
 }
 
-/// Within a class: priority, then age, then order of arrival.
-type Place = (Reverse<i16>, Instant, u64);
+/// When a job came to this node, then its id, which sorts by when it was made. A job that comes back
+/// from a thief has its old place again.
+type Age = (Instant, JobId);
+
+/// Within a class: priority, then age.
+type Place = (Reverse<i16>, Age);
 
 /// Jobs that are owned or not, and may be stolen or not. Kept apart so that neither an owner's pop
 /// nor a theft ever steps over jobs that are not for it.
@@ -62,9 +67,8 @@ pub struct Deque {
     front_every: u32,
     front_age_max: Duration,
     classes: [BTreeMap<Place, Entry>; CLASSES],
-    by_age: BTreeMap<(Instant, u64), Slot>,
+    by_age: BTreeMap<Age, Slot>,
     by_id: HashMap<JobId, Slot>,
-    next_seq: u64,
     pops_since_front: u32,
 }
 
@@ -78,7 +82,6 @@ impl Deque {
             classes: Default::default(),
             by_age: BTreeMap::new(),
             by_id: HashMap::new(),
-            next_seq: 0,
             pops_since_front: 0,
         }
     }
@@ -108,8 +111,7 @@ impl Deque {
         self.by_age.keys().next().map(|&(queued_at, _)| queued_at)
     }
 
-    /// Adds jobs; of those with the same `queued_at`, the first given counts as the oldest. Of two
-    /// claims to one job the greater token stays.
+    /// Adds jobs. Of two claims to one job the greater token stays.
     pub fn push_sorted(&mut self, entries: Vec<Entry>) {
         for entry in entries {
             self.push(entry);
@@ -123,11 +125,10 @@ impl Deque {
             }
             self.remove(held);
         }
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        let place = (Reverse(entry.job.spec.priority), entry.queued_at, seq);
+        let age = (entry.queued_at, entry.job.spec.id);
+        let place = (Reverse(entry.job.spec.priority), age);
         let slot = Slot { class: class_of(&entry), place };
-        self.by_age.insert((entry.queued_at, seq), slot);
+        self.by_age.insert(age, slot);
         self.by_id.insert(entry.job.spec.id, slot);
         self.classes[slot.class].insert(place, entry);
     }
@@ -142,10 +143,10 @@ impl Deque {
             return Some(self.remove(oldest));
         }
         let oldest = self.ends(level, 0..CLASSES, |class| class.keys().next()).min_by_key(age)?;
-        if now.saturating_since(oldest.place.1) >= self.front_age_max {
+        if now.saturating_since(oldest.place.1.0) >= self.front_age_max {
             return Some(self.remove(oldest));
         }
-        let last = (level, Instant::FAR_FUTURE, u64::MAX);
+        let last = (level, (Instant::FAR_FUTURE, JobId::from_bytes([u8::MAX; 16])));
         let newest = |class: &'static [usize]| {
             self.ends(level, class.iter().copied(), move |jobs| {
                 jobs.range(..=last).next_back().map(|(place, _)| place)
@@ -188,12 +189,217 @@ impl Deque {
 
     fn remove(&mut self, slot: Slot) -> Entry {
         let entry = self.classes[slot.class].remove(&slot.place).expect("indexes agree");
-        self.by_age.remove(&(slot.place.1, slot.place.2));
+        self.by_age.remove(&slot.place.1);
         self.by_id.remove(&entry.job.spec.id);
         entry
     }
 }
 
-fn age(slot: &Slot) -> (Instant, u64) {
-    (slot.place.1, slot.place.2)
+fn age(slot: &Slot) -> Age {
+    slot.place.1
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::fixtures::{at_ms, claimed, entry, numbers, spec};
+    use super::*;
+
+    const NEVER: Duration = Duration::MAX;
+
+    fn ids(entries: &[Entry]) -> Vec<u64> {
+        numbers(entries.iter().map(|entry| &entry.job.spec.id))
+    }
+
+    fn with_priority(n: u64, owned: bool, queued_ms: u64, priority: i16) -> Entry {
+        let job = claimed(crate::job::JobSpec { priority, ..spec(n) }, 1);
+        Entry { job, ..entry(n, owned, queued_ms) }
+    }
+
+    fn popped(deque: &mut Deque, now: Instant) -> Vec<u64> {
+        let entries: Vec<Entry> = std::iter::from_fn(|| deque.pop(now)).collect();
+        ids(&entries)
+    }
+
+    #[test]
+    fn the_owner_pops_owned_jobs_before_others_and_the_newest_first() {
+        let mut deque = Deque::new(0, NEVER);
+        deque.push_sorted(vec![entry(1, true, 10), entry(2, false, 10), entry(3, true, 10)]);
+        deque.push_sorted(vec![entry(4, false, 20)]);
+        assert_eq!(popped(&mut deque, at_ms(20)), [3, 1, 4, 2]);
+    }
+
+    #[test]
+    fn a_higher_priority_is_popped_before_a_hotter_job() {
+        let mut deque = Deque::new(0, NEVER);
+        deque.push_sorted(vec![
+            with_priority(1, true, 10, 0),
+            with_priority(2, false, 10, 5),
+            with_priority(3, true, 10, -5),
+            with_priority(4, false, 10, 5),
+        ]);
+        assert_eq!(popped(&mut deque, at_ms(10)), [4, 2, 1, 3]);
+    }
+
+    #[test]
+    fn a_job_past_the_age_bound_is_the_next_of_its_priority() {
+        let mut deque = Deque::new(0, Duration::from_secs(1));
+        deque.push_sorted(vec![entry(1, false, 0), with_priority(9, false, 0, -1)]);
+        deque.push_sorted(vec![entry(2, true, 500), entry(3, true, 900)]);
+        assert_eq!(ids(&[deque.pop(at_ms(999)).unwrap()]), [3], "nothing is old yet");
+        assert_eq!(ids(&[deque.pop(at_ms(1_000)).unwrap()]), [1], "the old one, though not owned");
+        assert_eq!(popped(&mut deque, at_ms(1_500)), [2, 9], "age never overtakes a priority");
+    }
+
+    #[test]
+    fn every_kth_pop_takes_the_oldest_job_whatever_its_priority() {
+        let mut deque = Deque::new(3, NEVER);
+        deque.push_sorted(vec![with_priority(1, false, 0, -9)]);
+        deque.push_sorted((2..8).map(|n| entry(n, true, n)).collect());
+        assert_eq!(popped(&mut deque, at_ms(10)), [7, 6, 1, 5, 4, 2, 3]);
+    }
+
+    #[test]
+    fn a_thief_gets_others_jobs_first_then_the_highest_priority_then_the_oldest() {
+        let mut deque = Deque::new(0, NEVER);
+        let pinned = claimed(crate::job::JobSpec { pinned: true, priority: 9, ..spec(7) }, 1);
+        deque.push_sorted(vec![
+            entry(1, true, 0),
+            entry(2, false, 20),
+            entry(3, false, 10),
+            with_priority(4, true, 30, 1),
+            with_priority(5, false, 30, 1),
+            Entry { job: pinned, ..entry(7, false, 0) },
+        ]);
+        assert_eq!(deque.stealable(), 5);
+        assert_eq!(ids(&deque.steal(2)), [5, 3]);
+        assert_eq!(ids(&deque.steal(9)), [2, 4, 1]);
+        assert_eq!((deque.stealable(), deque.len()), (0, 1), "a pinned job stays");
+        assert_eq!(ids(&deque.drain()), [7]);
+    }
+
+    #[test]
+    fn of_two_claims_to_a_job_the_greater_token_stays() {
+        let mut deque = Deque::new(0, NEVER);
+        for token in [2, 3, 1] {
+            deque.push_sorted(vec![Entry { job: claimed(spec(1), token), ..entry(1, true, 0) }]);
+        }
+        let only = deque.drain();
+        assert_eq!((only.len(), only[0].job.token.0), (1, 3));
+        assert!(deque.is_empty() && deque.oldest().is_none() && deque.pop(at_ms(9)).is_none());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push(Vec<(bool, bool, i16)>),
+        Pop,
+        Steal(usize),
+        Wait(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let job = (any::<bool>(), prop::bool::weighted(0.2), -1i16..2);
+        prop_oneof![
+            3 => prop::collection::vec(job, 0..6).prop_map(Op::Push),
+            6 => Just(Op::Pop),
+            2 => (0usize..5).prop_map(Op::Steal),
+            2 => (0u64..700).prop_map(Op::Wait),
+        ]
+    }
+
+    /// The rules of the module's text, by sorting everything each time.
+    #[derive(Default)]
+    struct Naive {
+        jobs: Vec<Entry>,
+        pops: u32,
+    }
+
+    impl Naive {
+        fn pop(&mut self, now: Instant, k: u32, age_max: Duration) -> Option<Entry> {
+            self.pops += u32::from(!self.jobs.is_empty());
+            let oldest = |jobs: &[Entry], level: Option<i16>| {
+                (0..jobs.len())
+                    .filter(|&i| level.is_none_or(|p| jobs[i].job.spec.priority == p))
+                    .min_by_key(|&i| (jobs[i].queued_at, jobs[i].job.spec.id))
+            };
+            let level = self.jobs.iter().map(|e| e.job.spec.priority).max()?;
+            let mut choice = oldest(&self.jobs, Some(level))?;
+            if self.pops == k {
+                self.pops = 0;
+                choice = oldest(&self.jobs, None)?;
+            } else if now.saturating_since(self.jobs[choice].queued_at) < age_max {
+                choice = (0..self.jobs.len())
+                    .filter(|&i| self.jobs[i].job.spec.priority == level)
+                    .max_by_key(|&i| {
+                        let e = &self.jobs[i];
+                        (e.owned, e.queued_at, e.job.spec.id)
+                    })?;
+            }
+            Some(self.jobs.remove(choice))
+        }
+
+        fn steal(&mut self, max: usize) -> Vec<Entry> {
+            let mut stolen = Vec::new();
+            while stolen.len() < max {
+                let next = (0..self.jobs.len())
+                    .filter(|&i| !self.jobs[i].job.spec.pinned)
+                    .min_by_key(|&i| {
+                        let e = &self.jobs[i];
+                        (e.owned, Reverse(e.job.spec.priority), e.queued_at, e.job.spec.id)
+                    });
+                let Some(next) = next else { break };
+                stolen.push(self.jobs.remove(next));
+            }
+            stolen
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_what_sorting_everything_each_time_would(
+            ops in prop::collection::vec(op(), 1..60),
+            k in 2u32..6,
+        ) {
+            let age_max = Duration::from_secs(1);
+            let (mut deque, mut naive) = (Deque::new(k, age_max), Naive::default());
+            let (mut now, mut made) = (Instant::ZERO, 0);
+            for op in ops {
+                match op {
+                    Op::Push(jobs) => {
+                        let entries: Vec<Entry> = jobs.into_iter().map(|(owned, pinned, priority)| {
+                            made += 1;
+                            let spec = crate::job::JobSpec { pinned, priority, ..spec(made) };
+                            Entry { job: claimed(spec, 1), owned, queued_at: now, stolen: false }
+                        }).collect();
+                        naive.jobs.extend(entries.iter().cloned());
+                        deque.push_sorted(entries);
+                    }
+                    Op::Pop => prop_assert_eq!(deque.pop(now), naive.pop(now, k, age_max)),
+                    Op::Steal(max) => prop_assert_eq!(deque.steal(max), naive.steal(max)),
+                    Op::Wait(ms) => now = now + Duration::from_millis(ms),
+                }
+                let stealable = naive.jobs.iter().filter(|e| !e.job.spec.pinned).count();
+                prop_assert_eq!((deque.len(), deque.stealable()), (naive.jobs.len(), stealable));
+                prop_assert_eq!(deque.oldest(), naive.jobs.iter().map(|e| e.queued_at).min());
+            }
+        }
+
+        /// The flood that starves: at each pop a newer, hotter job of a higher priority arrives.
+        #[test]
+        fn no_job_waits_for_ever(older in 0u64..20, k in 1u32..10) {
+            let mut deque = Deque::new(k, NEVER);
+            deque.push_sorted((0..older).map(|n| entry(n, true, n)).collect());
+            deque.push_sorted(vec![with_priority(1_000, false, 1_000, i16::MIN)]);
+            let mut pops = 0;
+            for n in 1_001.. {
+                deque.push_sorted(vec![with_priority(n, true, n, i16::MAX)]);
+                pops += 1;
+                if ids(&[deque.pop(at_ms(n)).unwrap()]) == [1_000] {
+                    break;
+                }
+            }
+            prop_assert_eq!(pops, u64::from(k) * (older + 1));
+        }
+    }
 }

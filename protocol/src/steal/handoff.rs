@@ -141,7 +141,7 @@ const JOB_BYTES: usize = 128 + 4 * NAME_BYTES_MAX + KEY_BYTES_MAX;
 
 /// The frame that offers `jobs`. Jobs with large arguments, and those past the budget of whole jobs,
 /// are named only.
-pub fn offer_frame(
+pub(crate) fn offer_frame(
     seq: u32,
     offer: u64,
     jobs: Vec<ClaimedJob>,

@@ -8,11 +8,15 @@
 
 mod handoff;
 mod lifeline;
+mod peers;
 mod rate_limit;
 mod thief;
+mod transfer;
 pub mod victim;
 
-pub use handoff::{InTransit, Settled, offer_frame};
+pub(crate) use handoff::offer_frame;
+pub use handoff::{InTransit, Settled};
 pub use lifeline::{Lifelines, lifelines_of};
 pub use rate_limit::RateLimit;
-pub use thief::{AskError, Effect, Moved, StealConfig, StealCounters, Thief, TransferError};
+pub use thief::{AskError, Effect, StealConfig, StealCounters, Thief};
+pub use transfer::{Moved, TransferError};
