@@ -226,6 +226,11 @@ impl Detector {
         self.queue.len()
     }
 
+    /// Indirect probes under way for others.
+    pub fn open_relays(&self) -> usize {
+        self.relays.len()
+    }
+
     /// Takes in records from members.
     pub fn handle_changed(&mut self, now: Instant, changed: Changed) {
         self.notice_lateness(now);

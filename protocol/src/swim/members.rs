@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::limits::{
-    ADMISSION_WAIT, ADMISSIONS_MAX, CONNECT_TIMEOUT, MEMBERS_MAX, RESPONSE_TIMEOUT, SYNC_DIALS_MAX,
+    ADMISSION_WAIT, ADMISSIONS_MAX, CONNECT_TIMEOUT, MEMBERS_MAX, RESPONSE_TIMEOUT, SEEDS_MAX,
+    SYNC_DIALS_MAX,
 };
 use crate::load::{LoadReport, LoadTable};
 use crate::swim::sync::{Redials, Seeds, Syncs};
@@ -25,6 +26,10 @@ use crate::wire::stream::StreamError;
 /// A dial that brought no answer by then never will: connecting and answering, with room for a
 /// slow caller.
 const DIAL_EXPIRY: Duration = Duration::from_secs(10);
+
+/// Most dials at one time: one a seed, one for want of seeds, those for admissions, and those of
+/// state exchange.
+pub const DIALS_MAX: usize = SEEDS_MAX + 1 + ADMISSIONS_MAX + SYNC_DIALS_MAX;
 
 /// Where a stream goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,6 +280,11 @@ impl Members {
     /// The newest known loads of present members.
     pub fn loads(&self) -> &LoadTable {
         &self.loads
+    }
+
+    /// Dials that have brought no answer yet; at most [`DIALS_MAX`].
+    pub fn open_dials(&self) -> usize {
+        self.dials.len()
     }
 
     /// What was counted.
