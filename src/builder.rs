@@ -13,7 +13,7 @@ use meshwork_actors::fair::runner::{Extensions, Handlers, Runner};
 use meshwork_actors::identity::Identity;
 use meshwork_actors::mesh::gossip_socket;
 use meshwork_actors::mesh::links::{Dialler, connect, expect_frame, write_frame};
-use meshwork_actors::start::{Deaths, Slot};
+use meshwork_actors::start::{Deaths, Running, Slot};
 use meshwork_actors::store::memory::MemoryStore;
 use meshwork_actors::store::messages::{LeaseOf, Register, StoreError, StoreHandle};
 use meshwork_actors::work::enqueue::Job;
@@ -114,7 +114,9 @@ fn bind_text(error: &io::Error) -> String {
             "the address is in use, by another node or program; choose another port".into()
         }
         io::ErrorKind::AddrNotAvailable => "this machine has no such address".into(),
-        io::ErrorKind::PermissionDenied => "this user may not bind it; ports under 1024 need privileges".into(),
+        io::ErrorKind::PermissionDenied => {
+            "this user may not bind it; ports under 1024 need privileges".into()
+        }
         _ => error.to_string(),
     }
 }
@@ -343,26 +345,27 @@ impl MeshBuilder {
         };
         let mesh_id = MeshId::of(&self.config.mesh_name);
         let dialler = self.links.dialler();
-        let registered =
-            register(&store, &checked.id, mesh_id, advertised_gossip, dialler.as_ref(), &self.store);
+        let registered = register(
+            &store,
+            &checked.id,
+            mesh_id,
+            advertised_gossip,
+            dialler.as_ref(),
+            &self.store,
+        );
         let (generation, registered_at) = match registered.await {
             Ok(registered) => registered,
             Err(error) => {
-                if own_store {
-                    // Nothing waits for the answer.
-                    store.close.do_send(meshwork_actors::store::messages::Close);
+                if let Some(own_store) = own_store {
+                    own_store.stop().await;
                 }
                 arbiters.stop();
                 return Err(error);
             }
         };
 
-        let identity = Arc::new(Identity::new(
-            mesh_id,
-            checked.id.clone(),
-            advertised_gossip,
-            generation,
-        ));
+        let identity =
+            Arc::new(Identity::new(mesh_id, checked.id.clone(), advertised_gossip, generation));
         let seeds = self.config.seeds.len();
         let parts = Parts {
             config: self.config,
@@ -440,9 +443,8 @@ impl MeshBuilder {
         let handlers = Arc::new(handlers);
         let elsewhere = std::mem::take(&mut self.elsewhere);
         let here = handlers.clone();
-        let known = move |name: &HandlerName| {
-            here.contains_key(name) || elsewhere.contains(name.as_str())
-        };
+        let known =
+            move |name: &HandlerName| here.contains_key(name) || elsewhere.contains(name.as_str());
         Ok((handlers, Arc::new(known)))
     }
 }
@@ -484,28 +486,28 @@ async fn open(
     store: &Store,
     arbiters: &Arbiters,
     deaths: &Deaths,
-) -> Result<(StoreHandle, bool), StartError> {
+) -> Result<(StoreHandle, Option<Running>), StartError> {
     match &store.0 {
-        Kind::Shared(handle) => Ok((handle.clone(), false)),
+        Kind::Shared(handle) => Ok((handle.clone(), None)),
         Kind::Memory => {
             let slot = Slot::<MemoryStore>::new("MemoryStore", STORE_BOUND);
             let handle = StoreHandle::of(&slot.addr());
-            slot.start(&arbiters.store, deaths, |_| MemoryStore::default());
-            Ok((handle, true))
+            let running = slot.start(&arbiters.store, deaths, |_| MemoryStore::default());
+            Ok((handle, Some(running)))
         }
         #[cfg(feature = "sqlite")]
         Kind::Sqlite { path, options } => {
             use meshwork_actors::store::sqlite::SqliteStore;
             let (path, options) = (path.clone(), options.clone());
-            let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&path, options));
+            let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&path, &options));
             let sqlite = opened
                 .await
                 .map_err(|e| StoreError::Failed(e.to_string()))?
                 .map_err(|e| StoreError::Unusable(e.to_string()))?;
             let slot = Slot::<SqliteStore>::new("SqliteStore", STORE_BOUND);
             let handle = StoreHandle::of(&slot.addr());
-            slot.start(&arbiters.store, deaths, |_| sqlite);
-            Ok((handle, true))
+            let running = slot.start(&arbiters.store, deaths, |_| sqlite);
+            Ok((handle, Some(running)))
         }
     }
 }

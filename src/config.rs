@@ -192,7 +192,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         assert_eq!(check(|_| {}), "fine");
-        assert_eq!(check(|c| c.id = "a b".into()), "node id: a name is visible text without spaces, this one has ' '");
+        assert_eq!(
+            check(|c| c.id = "a b".into()),
+            "node id: a name is visible text without spaces, this one has ' '"
+        );
         assert!(check(|c| c.bind = "localhost".into()).starts_with("bind: `localhost` is not"));
         assert!(check(|c| c.bind = "0.0.0.0:1".into()).contains("not a loopback address"));
         let open = |c: &mut Config| {
@@ -200,7 +203,13 @@ mod tests {
             c.insecure = true;
         };
         assert!(check(open).contains("`advertise`"));
-        assert_eq!(check(|c| { open(c); c.advertise = Some("10.0.0.1:1".into()) }), "fine");
+        assert_eq!(
+            check(|c| {
+                open(c);
+                c.advertise = Some("10.0.0.1:1".into())
+            }),
+            "fine"
+        );
         assert_eq!(check(|c| c.slots = 1 << 17), "slots is 131072, must be 0 to 65536");
         assert!(check(|c| c.max_steal_batch = 0).starts_with("max_steal_batch is 0"));
     }
@@ -210,7 +219,17 @@ mod tests {
         for good in ["127.0.0.1:7946", "[::1]:7946", "node-1:7946", "node.example.org:1"] {
             assert!(check_seed(good).is_ok(), "{good}");
         }
-        for bad in ["", "node", ":7946", "node:", "node:0", "node:99999", "::1:7946", "127.0.0.1:0", "http://a:1"] {
+        for bad in [
+            "",
+            "node",
+            ":7946",
+            "node:",
+            "node:0",
+            "node:99999",
+            "::1:7946",
+            "127.0.0.1:0",
+            "http://a:1",
+        ] {
             assert!(check_seed(bad).is_err(), "{bad}");
         }
     }

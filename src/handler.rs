@@ -196,7 +196,11 @@ pub trait JobHandler<J: Job, Args>: Clone + Send + Sync + 'static {
     /// What is missing for its arguments, if anything is.
     fn missing(extensions: &Extensions) -> Option<&'static str>;
     /// Runs one attempt.
-    fn call(&self, job: J, attempt: &Attempt) -> LocalBoxFuture<'static, Result<J::Output, JobError>>;
+    fn call(
+        &self,
+        job: J,
+        attempt: &Attempt,
+    ) -> LocalBoxFuture<'static, Result<J::Output, JobError>>;
 }
 
 macro_rules! job_handler {
@@ -248,7 +252,7 @@ pub struct JobOptions {
 }
 
 /// Time that an attempt has without [`JobOptions::timeout`].
-pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(15 * 60);
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(15 * 60);
 
 impl Default for JobOptions {
     fn default() -> Self {

@@ -14,7 +14,7 @@ use meshwork_actors::metrics::MetricsSnapshot;
 use meshwork_actors::overseer::{Joining, StopReason};
 use meshwork_actors::start::Running;
 use meshwork_actors::store::messages::{
-    Cancel, Counts, CountJobs, JobRow, Lookup, Release, Retire, StoreError, StoreHandle,
+    Cancel, Close, CountJobs, Counts, JobRow, Lookup, Release, Retire, StoreError, StoreHandle,
     StoreResult,
 };
 use meshwork_actors::subscribers::{MemberTable, Sink};
@@ -50,7 +50,6 @@ struct Inner {
     gossip: SocketAddr,
     steal: SocketAddr,
     store: StoreHandle,
-    own_store: bool,
     seeds: usize,
     wired: Handles,
     draining: Mutex<Option<watch::Receiver<Option<DrainReport>>>>,
@@ -140,7 +139,8 @@ pub(crate) struct Started {
     pub(crate) gossip: SocketAddr,
     pub(crate) steal: SocketAddr,
     pub(crate) store: StoreHandle,
-    pub(crate) own_store: bool,
+    /// The store, if this node started one of its own.
+    pub(crate) own_store: Option<Running>,
     /// How many seeds were configured.
     pub(crate) seeds: usize,
     pub(crate) wired: Wired,
@@ -160,7 +160,7 @@ impl Mesh {
         let end = End {
             running: wired.running,
             arbiters,
-            store: own_store.then(|| store.clone()),
+            store: own_store.map(|running| (running, store.close.clone())),
             faults: wired.stop,
             requested: stop_requested,
             stopped: stopped_sender,
@@ -187,7 +187,6 @@ impl Mesh {
             gossip,
             steal,
             store,
-            own_store,
             seeds,
             wired,
             draining: Mutex::new(None),
@@ -299,7 +298,10 @@ impl Mesh {
 
     /// What happens to jobs on this node. At most `capacity` events wait for the reader; those beyond
     /// are counted instead. Ends when the node does.
-    pub fn job_events(&self, capacity: usize) -> impl Stream<Item = Followed> + Send + Unpin + use<> {
+    pub fn job_events(
+        &self,
+        capacity: usize,
+    ) -> impl Stream<Item = Followed> + Send + Unpin + use<> {
         let (sender, mut receiver) = mpsc::channel(capacity.max(1));
         self.0.wired.follow.do_send(Follow(sender));
         futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx))
@@ -415,11 +417,6 @@ impl Mesh {
         let reason = stopped.wait_for(Option::is_some).await.ok().and_then(|r| r.clone());
         reason.unwrap_or(StopReason::SystemEnded)
     }
-
-    /// Whether this node started its own store.
-    pub fn owns_store(&self) -> bool {
-        self.0.own_store
-    }
 }
 
 /// Time that actors have to end once they were told.
@@ -435,7 +432,8 @@ impl std::fmt::Debug for Mesh {
 struct End {
     running: Vec<Running>,
     arbiters: Arbiters,
-    store: Option<StoreHandle>,
+    /// The store that this node started: the last to end.
+    store: Option<(Running, Recipient<Close>)>,
     faults: watch::Receiver<Option<StopReason>>,
     requested: watch::Receiver<Option<StopReason>>,
     stopped: watch::Sender<Option<StopReason>>,
@@ -448,18 +446,22 @@ impl End {
             reason = first(&mut self.requested) => reason,
         };
         for actor in self.running.into_iter().rev() {
-            let name = actor.name();
-            if tokio::time::timeout(STOP_LIMIT, actor.stop()).await.is_err() {
-                tracing::error!(actor = name, "it does not stop: its arbiter is blocked");
-            }
+            end_actor(actor).await;
         }
-        if let Some(store) = self.store {
-            let close = store.close.send(meshwork_actors::store::messages::Close);
+        if let Some((store, close)) = self.store {
             // A store that does not close in time has committed what it answered.
-            let _ = tokio::time::timeout(STOP_LIMIT, close).await;
+            let _ = tokio::time::timeout(STOP_LIMIT, close.send(Close)).await;
+            end_actor(store).await;
         }
         self.arbiters.stop();
         self.stopped.send_replace(Some(reason.unwrap_or(StopReason::SystemEnded)));
+    }
+}
+
+async fn end_actor(actor: Running) {
+    let name = actor.name();
+    if tokio::time::timeout(STOP_LIMIT, actor.stop()).await.is_err() {
+        tracing::error!(actor = name, "it does not stop: its arbiter is blocked");
     }
 }
 

@@ -1,8 +1,11 @@
 //! Which database is the source of truth.
 
+#[cfg(feature = "sqlite")]
 use std::path::PathBuf;
 
 use meshwork_actors::store::messages::StoreHandle;
+#[cfg(feature = "sqlite")]
+use meshwork_actors::store::sqlite::SqliteOptions;
 
 /// Where a node keeps jobs and leases.
 #[derive(Clone)]
@@ -14,7 +17,7 @@ pub(crate) enum Kind {
     #[cfg(feature = "sqlite")]
     Sqlite {
         path: PathBuf,
-        options: meshwork_actors::store::sqlite::SqliteOptions,
+        options: Box<SqliteOptions>,
     },
     Shared(StoreHandle),
 }
@@ -28,16 +31,13 @@ impl Store {
     /// In a SQLite file, which the nodes of one machine may share. It is made if it is not there.
     #[cfg(feature = "sqlite")]
     pub fn sqlite(path: impl Into<PathBuf>) -> Self {
-        Self::sqlite_with(path, Default::default())
+        Self::sqlite_with(path, SqliteOptions::default())
     }
 
     /// In a SQLite file, with other settings than the default.
     #[cfg(feature = "sqlite")]
-    pub fn sqlite_with(
-        path: impl Into<PathBuf>,
-        options: meshwork_actors::store::sqlite::SqliteOptions,
-    ) -> Self {
-        Self(Kind::Sqlite { path: path.into(), options })
+    pub fn sqlite_with(path: impl Into<PathBuf>, options: SqliteOptions) -> Self {
+        Self(Kind::Sqlite { path: path.into(), options: Box::new(options) })
     }
 
     /// A store that was started elsewhere, which the nodes of one process may share. Whoever started

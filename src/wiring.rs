@@ -239,8 +239,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         generation: w.hand("LeaseKeeper", &slots.members),
         events: w.hand("LeaseKeeper", &slots.collector),
     };
-    let collector_peers =
-        result_collector::Peers { store: store.clone(), hints: hints.clone() };
+    let collector_peers = result_collector::Peers { store: store.clone(), hints: hints.clone() };
     let deque_peers = deque_owner::Peers {
         store: store.clone(),
         run: w.hand("DequeOwner", &slots.executor),
@@ -284,8 +283,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         steal: parts.advertised_steal,
     };
     let detector = Detector::new(config.swim.clone(), me.clone(), fastrand::u64(..));
-    let members =
-        Members::new(config.swim.clone(), me, config.seeds.clone(), fastrand::u64(..));
+    let members = Members::new(config.swim.clone(), me, config.seeds.clone(), fastrand::u64(..));
     let dispatcher = Dispatcher::new(
         identity.node.clone(),
         DequeConfig {
@@ -319,8 +317,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         registered_at: parts.registered_at,
         seed: fastrand::u64(..),
     };
-    let limit =
-        RateLimit::new(if config.stealing { config.steal_rate_limit } else { u32::MAX });
+    let limit = RateLimit::new(if config.stealing { config.steal_rate_limit } else { u32::MAX });
 
     let addresses = (
         slots.members.addr(),
@@ -376,9 +373,11 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         let (table, steal) = (table.clone(), parts.steal);
         move |_| StealListener::new(identity, metrics, table, steal, limit, listener_peers)
     }));
-    running.push(slots.lease_keeper.start(control, &deaths, move |_| {
-        LeaseKeeper::new(lease_setup, lease_peers)
-    }));
+    running.push(
+        slots
+            .lease_keeper
+            .start(control, &deaths, move |_| LeaseKeeper::new(lease_setup, lease_peers)),
+    );
     running.push(slots.ring_keeper.start(control, &deaths, {
         let (ring, metrics, virtual_nodes) = (ring.clone(), metrics.clone(), config.virtual_nodes);
         let peers = ring_keeper::Peers { followers: Vec::new() };

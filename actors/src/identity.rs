@@ -21,12 +21,7 @@ pub struct Identity {
 
 impl Identity {
     /// The identity of a node that has no lease yet.
-    pub fn new(
-        mesh: MeshId,
-        node: NodeId,
-        gossip: SocketAddr,
-        generation: Generation,
-    ) -> Self {
+    pub fn new(mesh: MeshId, node: NodeId, gossip: SocketAddr, generation: Generation) -> Self {
         Self {
             mesh,
             node,

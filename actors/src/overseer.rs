@@ -48,7 +48,9 @@ impl std::fmt::Display for StopReason {
             Self::IdInUse { holder } => {
                 write!(f, "a live node at {holder} has this id: choose another, or stop that one")
             }
-            Self::Fenced { by } => write!(f, "a newer boot of this id, generation {by}, has joined"),
+            Self::Fenced { by } => {
+                write!(f, "a newer boot of this id, generation {by}, has joined")
+            }
             Self::ActorDied { actor, reason } => write!(f, "its {actor} ended: {reason}"),
             Self::SystemEnded => f.write_str("its System ended"),
         }

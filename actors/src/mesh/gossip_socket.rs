@@ -18,7 +18,9 @@ use meshwork_protocol::limits::{DATAGRAM_BYTES_MAX, FINISHED_IDS_MAX};
 use meshwork_protocol::swim::members::{DialError, Target};
 use meshwork_protocol::swim::{Answer, Ask};
 use meshwork_protocol::wire::datagram::{self, Body, Datagram, Sender};
-use meshwork_protocol::wire::stream::{AnswerReader, AskReader, GossipFrame, Hello, answer_frames, ask_frames};
+use meshwork_protocol::wire::stream::{
+    AnswerReader, AskReader, GossipFrame, Hello, answer_frames, ask_frames,
+};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -217,7 +219,10 @@ impl Actor for GossipSocket {
             let serving = self.serving.clone();
             ctx.add_stream(stream::unfold((tcp, serving), |(tcp, serving)| async {
                 let permit = serving.clone().acquire_owned().await.ok()?;
-                Some((Accepted { stream: tcp.accept().await.map(|(s, _)| s), permit }, (tcp, serving)))
+                Some((
+                    Accepted { stream: tcp.accept().await.map(|(s, _)| s), permit },
+                    (tcp, serving),
+                ))
             }));
         }
     }

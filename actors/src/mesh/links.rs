@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 
 use meshwork_protocol::limits::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
-use meshwork_protocol::wire::stream::{FRAME_HEADER_BYTES, StreamError, decode_frame, encode_frame, frame_len};
+use meshwork_protocol::wire::stream::{
+    FRAME_HEADER_BYTES, StreamError, decode_frame, encode_frame, frame_len,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -64,7 +66,9 @@ pub enum LinkError {
 /// # Errors
 /// [`LinkError`].
 pub async fn connect(dialler: &dyn Dialler, to: SocketAddr) -> Result<Box<dyn Stream>, LinkError> {
-    Ok(timeout(CONNECT_TIMEOUT, dialler.dial(to)).await.map_err(|_| LinkError::ConnectTimeout)??)
+    Ok(timeout(CONNECT_TIMEOUT, dialler.dial(to))
+        .await
+        .map_err(|_| LinkError::ConnectTimeout)??)
 }
 
 /// Writes one message as a frame.

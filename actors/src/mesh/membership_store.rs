@@ -325,7 +325,11 @@ impl Handler<Leave> for MembershipStore {
 impl Handler<GenerationChanged> for MembershipStore {
     type Result = ();
 
-    fn handle(&mut self, GenerationChanged(generation): GenerationChanged, ctx: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        GenerationChanged(generation): GenerationChanged,
+        ctx: &mut Self::Context,
+    ) {
         self.members.set_generation(self.clock.now(), generation);
         self.dispatch(ctx);
     }

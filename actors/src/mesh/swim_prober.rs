@@ -147,4 +147,3 @@ impl Handler<SayGoodbye> for SwimProber {
         self.dispatch(ctx);
     }
 }
-

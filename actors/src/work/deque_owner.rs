@@ -32,7 +32,9 @@ use crate::mesh::gossip_socket::Nudged;
 use crate::mesh::hints::Hints;
 use crate::metrics::Metrics;
 use crate::start::{Alarm, Timed};
-use crate::store::messages::{Insert, Inserted, NewJob, Release, Retake, StoreError, StoreHandle, StoreResult};
+use crate::store::messages::{
+    Insert, Inserted, NewJob, Release, Retake, StoreError, StoreHandle, StoreResult,
+};
 use crate::subscribers::MembershipChanged;
 use crate::work::enqueue::{Accepted, Enqueue, EnqueueBatch, EnqueueError, Job, Request, Ticket};
 
@@ -305,7 +307,8 @@ impl DequeOwner {
                 claim: plan.claim,
             })
             .collect();
-        let insert = self.peers.store.insert.send(Insert { owner: self.setup.identity.owner(), jobs });
+        let insert =
+            self.peers.store.insert.send(Insert { owner: self.setup.identity.owner(), jobs });
         let me = ctx.address();
         Box::pin(async move {
             let answer = insert.await.unwrap_or(Err(StoreError::Stopped));
@@ -345,7 +348,11 @@ impl Timed for DequeOwner {
 impl Handler<EnqueueBatch> for DequeOwner {
     type Result = LocalBoxFuture<'static, Result<Vec<Accepted>, EnqueueError>>;
 
-    fn handle(&mut self, EnqueueBatch(requests): EnqueueBatch, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        EnqueueBatch(requests): EnqueueBatch,
+        ctx: &mut Self::Context,
+    ) -> Self::Result {
         self.enqueue(requests, ctx)
     }
 }
@@ -368,7 +375,11 @@ impl<J: Job> Handler<Enqueue<J>> for DequeOwner {
 impl Handler<InsertAnswered> for DequeOwner {
     type Result = Result<Vec<Accepted>, EnqueueError>;
 
-    fn handle(&mut self, InsertAnswered { planned, answer }: InsertAnswered, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        InsertAnswered { planned, answer }: InsertAnswered,
+        ctx: &mut Self::Context,
+    ) -> Self::Result {
         self.inserting -= planned.len();
         let outcomes: Vec<InsertOutcome> = match &answer {
             Ok(inserted) => inserted.iter().map(outcome).collect(),
@@ -460,7 +471,11 @@ impl Handler<Credit> for DequeOwner {
 impl Handler<Surrender> for DequeOwner {
     type Result = MessageResult<Surrender>;
 
-    fn handle(&mut self, Surrender { thief, seq, max }: Surrender, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        Surrender { thief, seq, max }: Surrender,
+        ctx: &mut Self::Context,
+    ) -> Self::Result {
         let plan = self.dispatcher.surrender(self.clock.now(), &thief, max);
         self.dispatch(ctx);
         let load = LoadReport {
@@ -485,7 +500,11 @@ impl Handler<Settle> for DequeOwner {
 impl Handler<RetakeAnswered> for DequeOwner {
     type Result = ();
 
-    fn handle(&mut self, RetakeAnswered { offer, answer }: RetakeAnswered, ctx: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        RetakeAnswered { offer, answer }: RetakeAnswered,
+        ctx: &mut Self::Context,
+    ) {
         if let Err(error) = &answer {
             tracing::warn!(%error, "an expired offer could not be retaken");
         }
@@ -517,7 +536,11 @@ impl Handler<ClearDeque> for DequeOwner {
 impl Handler<KnownClaims> for DequeOwner {
     type Result = MessageResult<KnownClaims>;
 
-    fn handle(&mut self, KnownClaims(mut claims): KnownClaims, _: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        KnownClaims(mut claims): KnownClaims,
+        _: &mut Self::Context,
+    ) -> Self::Result {
         claims.retain(|claim| !self.dispatcher.knows(&claim.job));
         MessageResult(claims)
     }

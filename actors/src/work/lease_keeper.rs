@@ -196,7 +196,8 @@ impl LeaseKeeper {
                 });
             }
             OrphansEffect::Readopt { claims } => {
-                let readopt = self.peers.store.readopt.send(Readopt { owner: owner.clone(), claims });
+                let readopt =
+                    self.peers.store.readopt.send(Readopt { owner: owner.clone(), claims });
                 actix::spawn(async move {
                     let answer = readopt.await.unwrap_or(Err(StoreError::Stopped));
                     me.do_send(Answered::Readopted { owner, answer });

@@ -27,7 +27,9 @@ use crate::mesh::links::{Dialler, LinkError, Stream, connect, expect_frame, writ
 use crate::mesh::membership_store::LoadChanged;
 use crate::metrics::Metrics;
 use crate::start::{Alarm, Timed};
-use crate::store::messages::{ClaimsOf, StoreError, StoreHandle, StoreResult, Transfer, Transferred};
+use crate::store::messages::{
+    ClaimsOf, StoreError, StoreHandle, StoreResult, Transfer, Transferred,
+};
 use crate::subscribers::MembershipChanged;
 use crate::work::deque_owner::{LendRoom, LowWater, PushSorted, RoomBack};
 use crate::work::job_events::JobEvent;
@@ -299,7 +301,8 @@ impl Session {
                 StealFrame::Offer(offer) if offer.seq != seq => {}
                 StealFrame::Offer(offer) => return Ok(offer),
                 _ => {
-                    let error = meshwork_protocol::wire::stream::StreamError::Unexpected("no offer");
+                    let error =
+                        meshwork_protocol::wire::stream::StreamError::Unexpected("no offer");
                     return Err(error.into());
                 }
             }
@@ -363,7 +366,8 @@ impl Handler<MembershipChanged> for Stealer {
     type Result = ();
 
     fn handle(&mut self, MembershipChanged(event): MembershipChanged, ctx: &mut Self::Context) {
-        if let MembershipEvent::Died { member, .. } | MembershipEvent::Left { member, .. } = &event {
+        if let MembershipEvent::Died { member, .. } | MembershipEvent::Left { member, .. } = &event
+        {
             self.connections.remove(&member.id);
         }
         self.thief.handle_membership(self.clock.now(), &event);
@@ -404,9 +408,7 @@ impl Handler<TransferAnswered> for Stealer {
     fn handle(&mut self, answered: TransferAnswered, ctx: &mut Self::Context) {
         let TransferAnswered { victim, offer, answer } = answered;
         let moved = answer
-            .map(|moved| {
-                moved.into_iter().map(|t| Moved { claim: t.claim, job: t.job }).collect()
-            })
+            .map(|moved| moved.into_iter().map(|t| Moved { claim: t.claim, job: t.job }).collect())
             .map_err(|error| {
                 tracing::warn!(%error, %victim, "offered jobs could not be transferred");
                 transfer_error(&error)

@@ -92,12 +92,28 @@ impl Host {
 #[derive(Debug)]
 enum Event {
     /// Something of one boot of a host.
-    Input { host: HostIx, boot: u64, input: Input },
+    Input {
+        host: HostIx,
+        boot: u64,
+        input: Input,
+    },
     /// A datagram: whoever has the port when it arrives gets it.
-    Datagram { host: HostIx, from: SocketAddr, datagram: Datagram },
-    Wake { host: HostIx, boot: u64 },
-    Connect { stream: u64 },
-    Answered { stream: u64, answer: Result<(Sender, Answer), DialError> },
+    Datagram {
+        host: HostIx,
+        from: SocketAddr,
+        datagram: Datagram,
+    },
+    Wake {
+        host: HostIx,
+        boot: u64,
+    },
+    Connect {
+        stream: u64,
+    },
+    Answered {
+        stream: u64,
+        answer: Result<(Sender, Answer), DialError>,
+    },
 }
 
 #[derive(Debug)]
