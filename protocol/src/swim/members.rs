@@ -364,7 +364,10 @@ impl Members {
 
     fn handle_join(&mut self, now: Instant, id: u64, newcomer: Member) {
         if newcomer.id == self.me {
-            let answer = if newcomer.boot() == self.me().boot() {
+            // A boot's number is unique in one store: two stores may give the same.
+            let me = self.me();
+            let itself = newcomer.boot() == me.boot() && newcomer.gossip == me.gossip;
+            let answer = if itself {
                 Answer::State { members: Vec::new(), highest: None }
             } else {
                 self.counters.newcomers_refused += 1;
