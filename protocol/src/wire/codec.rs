@@ -5,7 +5,7 @@
 //! day it must be replaced by a compatible codec, it is this file and a run of the golden tests.
 //!
 //! Nothing is allocated for what a length only announces. Texts are read from the bytes that are
-//! there (`deserialize_str`), and lists are [`bounded`] and grow with their elements.
+//! there (`deserialize_str`), and lists are `bounded` and grow with their elements.
 
 use std::fmt;
 use std::marker::PhantomData;
