@@ -73,7 +73,10 @@ fn main() {
         return;
     }
     println!("64 nodes in one process, 100 ms period, one seed: all see all");
-    println!("  converged                  {} of {}", report.nodes_64_converged, report.nodes_64_runs);
+    println!(
+        "  converged                  {} of {}",
+        report.nodes_64_converged, report.nodes_64_runs
+    );
     println!("  median                     {:.0} ms (at most 2000)", report.nodes_64_ms);
     println!("  largest datagram           {} bytes (at most 1400)", report.datagram_bytes_max);
     println!("burst on one of five idle nodes, loopback");
@@ -132,7 +135,9 @@ async fn convergence() -> (Vec<f64>, u64) {
                 eprintln!("convergence {run} of {CONVERGENCE_RUNS}: {ms:.0} ms");
                 times.push(ms);
             }
-            Err(_) => eprintln!("convergence {run} of {CONVERGENCE_RUNS}: not in {CONVERGENCE_LIMIT:?}"),
+            Err(_) => {
+                eprintln!("convergence {run} of {CONVERGENCE_RUNS}: not in {CONVERGENCE_LIMIT:?}")
+            }
         }
         for node in &nodes {
             datagram_bytes_max = datagram_bytes_max.max(node.metrics().datagram_bytes_max);

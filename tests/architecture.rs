@@ -83,6 +83,10 @@ async fn the_actor_table_says_what_the_wiring_does() {
     for edge in &record.edges {
         let receives = &rows[edge.to].receives;
         let named = receives.split(", ").any(|cell| cell.trim_matches('`') == edge.message);
-        assert!(named, "{} receives {} from {}, which the table does not say", edge.to, edge.message, edge.from);
+        assert!(
+            named,
+            "{} receives {} from {}, which the table does not say",
+            edge.to, edge.message, edge.from
+        );
     }
 }

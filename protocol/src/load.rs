@@ -35,9 +35,9 @@ impl Load {
     /// Rounded down, and so a fixed point is reached: of two nodes of which each would call itself
     /// idle, neither takes from the other what the other would take back.
     pub fn surplus_over(&self, thief: &Self) -> u32 {
-        let (mine, theirs) = (i64::from(self.slots.max(1)), i64::from(thief.slots));
+        let (mine, theirs) = (i128::from(self.slots.max(1)), i128::from(thief.slots));
         let excess = |load: &Self| {
-            i64::from(load.queued) + i64::from(load.running) - i64::from(load.slots)
+            i128::from(load.queued) + i128::from(load.running) - i128::from(load.slots)
         };
         let surplus = (excess(self) * theirs - excess(thief) * mine) / (mine + theirs);
         u32::try_from(surplus.max(0)).unwrap_or(u32::MAX)
@@ -125,12 +125,20 @@ mod tests {
     fn surplus_evens_out_the_work_of_each_slot_and_stops_there() {
         let idle = busy(0, 0, 4);
         assert_eq!(busy(60, 4, 4).surplus_over(&idle), 32, "the thief's free slots count");
-        assert_eq!(busy(1, 4, 4).surplus_over(&idle), 2, "more than it has: the deque knows better");
+        assert_eq!(
+            busy(1, 4, 4).surplus_over(&idle),
+            2,
+            "more than it has: the deque knows better"
+        );
         assert_eq!(busy(0, 4, 4).surplus_over(&busy(0, 4, 4)), 0);
         assert_eq!(busy(3, 2, 2).surplus_over(&busy(2, 2, 2)), 0, "a job less is no reason");
         assert_eq!(busy(4, 2, 2).surplus_over(&busy(2, 2, 2)), 1);
         assert_eq!(busy(2, 2, 2).surplus_over(&busy(4, 2, 2)), 0, "never from the poorer");
-        assert_eq!(busy(30, 1, 1).surplus_over(&busy(0, 0, 3)), 23, "three slots take three shares");
+        assert_eq!(
+            busy(30, 1, 1).surplus_over(&busy(0, 0, 3)),
+            23,
+            "three slots take three shares"
+        );
         assert_eq!(busy(30, 1, 1).surplus_over(&busy(0, 0, 0)), 0, "no slot, no share");
         assert_eq!(busy(u32::MAX, u32::MAX, 0).surplus_over(&busy(0, 0, u32::MAX)), u32::MAX);
     }
