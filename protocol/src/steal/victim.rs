@@ -46,3 +46,44 @@ pub fn better_of_two(rng: &mut fastrand::Rng, prospects: &[Prospect]) -> Option<
     let (a, b) = (rng.usize(..prospects.len()), rng.usize(..prospects.len()));
     Some(if prospects[b].drain_us() > prospects[a].drain_us() { b } else { a })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prospect(stealable: u32, service_us: u32, slots: u32, cost_us: u64) -> Prospect {
+        Prospect { stealable, service_us, slots, cost: Duration::from_micros(cost_us) }
+    }
+
+    #[test]
+    fn a_backlog_is_worth_a_trip_if_it_outlasts_the_trip() {
+        assert_eq!(prospect(30, 20_000, 4, 0).drain_us(), 150_000);
+        assert!(!prospect(30, 20_000, 4, 150_000).is_worth_a_trip());
+        assert!(prospect(31, 20_000, 4, 150_000).is_worth_a_trip());
+        assert!(!prospect(3, 10_000, 1, 30_001).is_worth_a_trip(), "10 ms jobs over 3 round trips");
+    }
+
+    #[test]
+    fn what_is_unknown_is_worth_a_trip_and_nothing_is_not() {
+        assert!(prospect(1, 0, 4, 1_000_000).is_worth_a_trip());
+        assert!(prospect(1, 1, 4, 0).is_worth_a_trip());
+        assert!(!prospect(0, 0, 0, 0).is_worth_a_trip());
+        assert_eq!(prospect(u32::MAX, u32::MAX, 0, 0).drain_us(), u64::from(u32::MAX).pow(2));
+    }
+
+    #[test]
+    fn the_better_of_two_leaves_something_for_every_victim() {
+        let prospects =
+            [prospect(10, 1_000, 1, 0), prospect(100, 1_000, 1, 0), prospect(50, 1_000, 1, 0)];
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut chosen = [0; 3];
+        for _ in 0..9_000 {
+            chosen[better_of_two(&mut rng, &prospects).unwrap()] += 1;
+        }
+        // Of nine pairs, one has only the least, three at best the middle one, five the best.
+        for (n, of_nine) in chosen.into_iter().zip([1, 5, 3]) {
+            assert!((of_nine * 1_000 - 150..of_nine * 1_000 + 150).contains(&n), "{chosen:?}");
+        }
+        assert_eq!(better_of_two(&mut rng, &[]), None);
+    }
+}
