@@ -95,7 +95,8 @@ async fn idle_nodes_take_work_from_a_busy_one_and_every_job_has_one_outcome() {
         nodes.iter().map(|n| count(&n.metrics())).sum()
     };
     let stolen = total(|m| m.jobs_stolen_in);
-    assert!((20..=60).contains(&stolen), "{stolen} steals of 60 jobs");
+    assert!(stolen >= 20, "{stolen} of 60 jobs were stolen");
+    assert!(stolen <= 120, "{stolen} times a job was stolen: they are passed around");
     let counts = busy.counts().await.unwrap();
     assert_eq!((counts.of(JobState::Succeeded), counts.total()), (60, 60));
     drain_all(&nodes).await;

@@ -20,7 +20,7 @@ pub struct Load {
     pub stealable: u32,
     /// Jobs in the deque.
     pub queued: u32,
-    /// Jobs that run now.
+    /// Jobs that run now, or have been handed to an executor to run next.
     pub running: u32,
     /// Jobs that can run at once.
     pub slots: u32,

@@ -172,7 +172,11 @@ fn steal_frame() -> impl Strategy<Value = StealFrame> {
     let jobs = prop::collection::vec(offered, 0..8);
     let load = prop::option::of(load_report());
     prop_oneof![
-        (small(), small()).prop_map(|(seq, max)| StealFrame::Request { seq, max }),
+        (small(), small(), load_report()).prop_map(|(seq, max, report)| StealFrame::Request {
+            seq,
+            max,
+            load: report.load
+        }),
         (small(), number(), small(), jobs, load).prop_map(
             |(seq, offer, expires_ms, jobs, load)| {
                 StealFrame::Offer(Offer { seq, offer, expires_ms, jobs, load })

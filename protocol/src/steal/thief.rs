@@ -411,6 +411,9 @@ impl Thief {
 
     /// Uses the room in hand, gives back the rest, and asks for more where there is use for it.
     fn pursue(&mut self) {
+        let coming: usize = self.transfers.jobs();
+        let queued = self.own.queued.saturating_add(u32::try_from(coming).unwrap_or(u32::MAX));
+        self.peers.set_own(Load { queued, ..self.own });
         while self.may_ask() && self.asks.len() < self.config.asks_max {
             if self.room == 0 && self.room_wanted {
                 break;

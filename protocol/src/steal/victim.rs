@@ -15,6 +15,8 @@ pub struct Prospect {
     pub slots: u32,
     /// The round trip to it and the transfer in the store; zero while unmeasured.
     pub cost: Duration,
+    /// Jobs that it would have to give for the two to be equally busy.
+    pub surplus: u32,
 }
 
 /// What a job is thought to take where none has run yet, to compare with others.
@@ -27,11 +29,12 @@ impl Prospect {
         u64::from(self.stealable) * u64::from(service) / u64::from(self.slots.max(1))
     }
 
-    /// Whether its jobs would start sooner here than there. What is unknown counts as worth it: one
-    /// trip makes it known.
+    /// Whether it is busier than this node, and its jobs would start sooner here than there. What is
+    /// unknown counts as worth it: one trip makes it known.
     pub fn is_worth_a_trip(&self) -> bool {
         let unknown = self.service_us == 0 || self.cost.is_zero();
-        self.stealable > 0 && (unknown || self.drain_us() > micros(self.cost))
+        let outlasts = unknown || self.drain_us() > micros(self.cost);
+        self.stealable > 0 && self.surplus > 0 && outlasts
     }
 }
 
@@ -52,7 +55,7 @@ mod tests {
     use super::*;
 
     fn prospect(stealable: u32, service_us: u32, slots: u32, cost_us: u64) -> Prospect {
-        Prospect { stealable, service_us, slots, cost: Duration::from_micros(cost_us) }
+        Prospect { stealable, service_us, slots, cost: Duration::from_micros(cost_us), surplus: 1 }
     }
 
     #[test]
@@ -61,6 +64,13 @@ mod tests {
         assert!(!prospect(30, 20_000, 4, 150_000).is_worth_a_trip());
         assert!(prospect(31, 20_000, 4, 150_000).is_worth_a_trip());
         assert!(!prospect(3, 10_000, 1, 30_001).is_worth_a_trip(), "10 ms jobs over 3 round trips");
+    }
+
+    #[test]
+    fn the_work_of_a_node_no_busier_than_this_one_is_not_worth_a_trip() {
+        let busier = prospect(30, 20_000, 4, 1_000);
+        assert!(busier.is_worth_a_trip());
+        assert!(!Prospect { surplus: 0, ..busier }.is_worth_a_trip());
     }
 
     #[test]

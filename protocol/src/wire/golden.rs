@@ -243,7 +243,21 @@ fn every_frame_of_the_steal_port() {
         ..empty.clone()
     };
     let frames = [
-        (StealFrame::Request { seq: 1, max: 16 }, "000110"),
+        (
+            StealFrame::Request {
+                seq: 1,
+                max: 16,
+                load: Load {
+                    version: 1,
+                    stealable: 2,
+                    queued: 3,
+                    running: 4,
+                    slots: 5,
+                    service_us: 6,
+                },
+            },
+            "000110010203040506",
+        ),
         (
             StealFrame::Offer(offer),
             "01 01 02 fb8813 02 00 30313233343536373839616263646566 0168 027b7d 01016b 0174 \

@@ -14,7 +14,7 @@ use crate::job::{Claim, ClaimedJob};
 use crate::limits::{
     FRAME_BYTES_MAX, FRAME_DECODE_BYTES_MAX, MEMBERS_MAX, STATE_CHUNK_MEMBERS_MAX, STEAL_BATCH_MAX,
 };
-use crate::load::LoadReport;
+use crate::load::{Load, LoadReport};
 use crate::swim::{Answer, Ask, Member};
 use crate::wire::codec::{self, DecodeError};
 use crate::wire::datagram::{MAGIC, MeshId, Sender, VERSION};
@@ -121,6 +121,8 @@ pub enum StealFrame {
         seq: u32,
         /// The thief's room.
         max: u32,
+        /// How busy the thief is: the victim gives what evens the two out.
+        load: Load,
     },
     /// These jobs are yours if you transfer them in the store before the offer expires.
     Offer(Offer),
