@@ -1,6 +1,7 @@
 //! One suite over every store: the same messages, the same answers.
 
 #![cfg(feature = "sqlite")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod store_common;
 

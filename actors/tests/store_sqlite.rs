@@ -1,6 +1,7 @@
 //! What is particular to the SQLite store: the files that it opens and refuses, batches that fail in
 //! part or as a whole, and what other programs read.
 #![cfg(feature = "sqlite")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod store_common;
 
@@ -8,7 +9,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use actix::prelude::*;
 use futures_util::future::join_all;
 use meshwork_actors::store::messages::*;
 use meshwork_actors::store::sqlite::{OpenError, SqliteOptions, SqliteStore};

@@ -1,5 +1,6 @@
 //! Opening a database file: what it must be, and what is said when it is not.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -234,24 +235,34 @@ fn explain(path: &Path, e: &rusqlite::Error) -> OpenError {
         }
         _ => {}
     }
+    if e.sqlite_error_code() != Some(ErrorCode::CannotOpen) {
+        return OpenError::Failed { path: owned, reason: e.to_string() };
+    }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    match fs::metadata(folder) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return OpenError::NoFolder { path: owned, folder: folder.to_owned() };
+    // SQLite does not say why it could not open a file. The system does, of one that is not there.
+    // One that is there must not be opened past SQLite: closing it would drop the locks that other
+    // connections of this process hold on it.
+    let denied = if path.exists() {
+        io::ErrorKind::PermissionDenied.into()
+    } else if !folder.exists() {
+        return OpenError::NoFolder { path: owned, folder: folder.to_owned() };
+    } else {
+        match File::create_new(path) {
+            Err(e) => e,
+            Ok(_) => {
+                // It could be made after all: leave things as they were.
+                let _ = fs::remove_file(path);
+                return OpenError::Failed { path: owned, reason: e.to_string() };
+            }
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return OpenError::PermissionDenied(owned);
+    };
+    match denied.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            OpenError::PermissionDenied(owned)
         }
-        Ok(folder) if folder.permissions().readonly() => {
-            return OpenError::PermissionDenied(owned);
-        }
-        _ => {}
+        _ => OpenError::Failed { path: owned, reason: denied.to_string() },
     }
-    if e.sqlite_error_code() == Some(ErrorCode::CannotOpen) && path.exists() {
-        return OpenError::PermissionDenied(owned);
-    }
-    OpenError::Failed { path: owned, reason: e.to_string() }
 }
