@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
@@ -176,6 +176,14 @@ fn wait_in_short_pauses(connection: &mut Connection, busy_wait: Duration) -> rus
 /// Checks that the file is a meshwork database that this version knows, or is empty. Returns its
 /// version, 0 if it is empty.
 fn check(path: &Path, connection: &Connection) -> Result<u32, Trouble> {
+    // All of one snapshot: another process may be making the tables at this moment.
+    connection.execute_batch("SAVEPOINT look")?;
+    let version = check_snapshot(path, connection)?;
+    connection.execute_batch("RELEASE look")?;
+    Ok(version)
+}
+
+fn check_snapshot(path: &Path, connection: &Connection) -> Result<u32, Trouble> {
     let number = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, i32>(0));
     let version = number("PRAGMA user_version")?;
     let application = number("PRAGMA application_id")?;
@@ -252,11 +260,8 @@ fn explain(path: &Path, e: &rusqlite::Error) -> OpenError {
     } else {
         match File::create_new(path) {
             Err(e) => e,
-            Ok(_) => {
-                // It could be made after all: leave things as they were.
-                let _ = fs::remove_file(path);
-                return OpenError::Failed { path: owned, reason: e.to_string() };
-            }
+            // It could be made after all. It stays: another process may have it open by now.
+            Ok(_) => return OpenError::Failed { path: owned, reason: e.to_string() },
         }
     };
     match denied.kind() {
