@@ -13,6 +13,8 @@ mod jobs;
 mod leases;
 mod open;
 mod operation;
+#[cfg(test)]
+mod plans;
 mod reads;
 mod schema;
 
