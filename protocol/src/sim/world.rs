@@ -92,12 +92,28 @@ impl Host {
 #[derive(Debug)]
 enum Event {
     /// Something of one boot of a host.
-    Input { host: HostIx, boot: u64, input: Input },
+    Input {
+        host: HostIx,
+        boot: u64,
+        input: Input,
+    },
     /// A datagram: whoever has the port when it arrives gets it.
-    Datagram { host: HostIx, from: SocketAddr, datagram: Datagram },
-    Wake { host: HostIx, boot: u64 },
-    Connect { stream: u64 },
-    Answered { stream: u64, answer: Result<(Sender, Answer), DialError> },
+    Datagram {
+        host: HostIx,
+        from: SocketAddr,
+        datagram: Datagram,
+    },
+    Wake {
+        host: HostIx,
+        boot: u64,
+    },
+    Connect {
+        stream: u64,
+    },
+    Answered {
+        stream: u64,
+        answer: Result<(Sender, Answer), DialError>,
+    },
 }
 
 #[derive(Debug)]
@@ -147,6 +163,7 @@ pub struct World {
     streams: BTreeMap<u64, Stream>,
     next_stream: u64,
     invariants: Vec<Box<dyn Invariant>>,
+    false_deaths_allowed: bool,
     digest: u64,
     datagrams: u64,
 }
@@ -172,6 +189,7 @@ impl World {
             streams: BTreeMap::new(),
             next_stream: 0,
             invariants: crate::sim::invariants::all(),
+            false_deaths_allowed: false,
             digest: seed,
             datagrams: 0,
         }
@@ -309,6 +327,28 @@ impl World {
         self.network.block(from, to);
         self.hosts[from].disturbed = true;
         self.hosts[to].disturbed = true;
+    }
+
+    /// Lets healthy members be called dead: for runs whose faults leave no other way.
+    pub fn allow_false_deaths(&mut self) {
+        self.false_deaths_allowed = true;
+    }
+
+    /// Whether healthy members may be called dead in this run.
+    pub fn false_deaths_allowed(&self) -> bool {
+        self.false_deaths_allowed
+    }
+
+    /// Ends every fault: links are whole and fast, stopped processes go on. What is left to mend is
+    /// left to the nodes.
+    pub fn calm(&mut self) {
+        self.network.faults = Faults::none();
+        self.network.unblock_all();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].paused {
+                self.resume(host);
+            }
+        }
     }
 
     /// The virtual time.

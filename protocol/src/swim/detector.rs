@@ -5,7 +5,7 @@
 //! above its budget; a datagram to a member that is thought to be anything but alive carries that
 //! record first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Bound;
 use std::time::Duration;
@@ -22,6 +22,13 @@ use crate::wire::datagram::{Body, Datagram, Sender, Writer};
 
 /// Members that are told of a departure at once, and again each period while the node still runs.
 const LEAVE_FANOUT: usize = 8;
+
+/// Suspects that this node's own probes accused and that it goes on pinging, once a period each: a
+/// suspicion must not stand because one datagram was lost.
+const ACCUSED_MAX: usize = 8;
+
+/// Accusers of this node that are told of its refutation, beside others at random.
+const ACCUSERS_MAX: usize = 8;
 
 /// A load older than this is not passed on: the work that it speaks of is done or was stolen.
 const LOAD_AGE_MAX: Duration = Duration::from_secs(10);
@@ -98,6 +105,10 @@ pub struct Detector {
     probe: Option<Probe>,
     relays: BTreeMap<u32, Relay>,
     suspicions: Suspicions,
+    /// Those that this node's own probes found silent, while the suspicion stands.
+    accused: BTreeSet<NodeId>,
+    /// Who passed on an accusation of this node that it has not refuted yet.
+    accusers: BTreeMap<NodeId, SocketAddr>,
     queue: Queue,
     health: Health,
     load: Option<Load>,
@@ -186,6 +197,8 @@ impl Detector {
             probe: None,
             relays: BTreeMap::new(),
             suspicions: Suspicions::default(),
+            accused: BTreeSet::new(),
+            accusers: BTreeMap::new(),
             queue: Queue::default(),
             health: Health::default(),
             load: None,
@@ -247,13 +260,27 @@ impl Detector {
     }
 
     fn adopt_own(&mut self, now: Instant, member: Member) {
-        if member.boot() == self.me.boot() && member.incarnation > self.me.incarnation {
-            self.health.accused();
-        }
+        let refutes = member.boot() == self.me.boot() && member.incarnation > self.me.incarnation;
         let leaves = member.state == MemberState::Left && self.me.state != MemberState::Left;
         self.me = member;
+        if refutes {
+            self.health.accused();
+            self.announce_refutation(now);
+        }
         if leaves {
             self.announce_leave(now);
+        }
+    }
+
+    /// Tells those who passed the accusation on, and some others, without waiting for a ping: a
+    /// suspicion runs.
+    fn announce_refutation(&mut self, now: Instant) {
+        let mut told = std::mem::take(&mut self.accusers);
+        told.extend(self.choose(self.config.indirect_ping_count, None));
+        for (id, addr) in told {
+            let seq = self.next_seq();
+            let body = Body::Ping { seq, to: id.clone() };
+            self.transmit(now, addr, &id, None, body, News::All);
         }
     }
 
@@ -288,6 +315,7 @@ impl Detector {
             self.suspicions.start(&member, now + lasts);
         } else {
             self.suspicions.stop(&id);
+            self.accused.remove(&id);
         }
         self.queue.push(member);
     }
@@ -301,6 +329,7 @@ impl Detector {
             self.probe = None;
         }
         self.suspicions.stop(id);
+        self.accused.remove(id);
         self.queue.forget(id);
         self.loads.remove(id);
     }
@@ -319,6 +348,7 @@ impl Detector {
             self.counters.echoes += 1;
             return;
         }
+        self.note_accuser(&sender, from, &updates);
         self.hear(now, updates, loads);
         match body {
             Body::Ping { seq, to } => self.answer_ping(now, from, &sender, seq, &to),
@@ -329,6 +359,17 @@ impl Detector {
                 self.begin_relay(now, from, sender, seq, &target, addr);
             }
             _ => {}
+        }
+    }
+
+    fn note_accuser(&mut self, sender: &Sender, from: SocketAddr, updates: &[Member]) {
+        let accuses = |update: &Member| {
+            update.boot() == self.me.boot() && update.precedence() > self.me.precedence()
+        };
+        if updates.iter().any(|update| update.id == self.me.id && accuses(update))
+            && self.accusers.len() < ACCUSERS_MAX
+        {
+            self.accusers.insert(sender.node.clone(), from);
         }
     }
 
@@ -539,6 +580,9 @@ impl Detector {
         if let Some(probe) = self.probe.take() {
             self.counters.probes_failed += 1;
             self.health.probe_failed(probe.helpers, probe.helpers - probe.nacks);
+            if self.accused.len() < ACCUSED_MAX {
+                self.accused.insert(probe.target.clone());
+            }
             self.effects.push_back(Effect::Verdict(Verdict {
                 id: probe.target,
                 generation: probe.generation,
@@ -552,6 +596,11 @@ impl Detector {
             self.announce_leave(now);
         } else if let Some(target) = self.round.advance(&mut self.rng) {
             self.begin_probe(now, &target, period);
+        }
+        for id in self.accused.clone() {
+            let seq = self.next_seq();
+            let addr = self.peers[&id].gossip;
+            self.transmit(now, addr, &id, None, Body::Ping { seq, to: id.clone() }, News::All);
         }
     }
 
