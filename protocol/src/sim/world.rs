@@ -61,7 +61,8 @@ pub struct Host {
     clock: Duration,
     paused: bool,
     backlog: VecDeque<Input>,
-    wake: Option<Instant>,
+    /// When its timers are looked at next, and by which event.
+    wake: Option<(Instant, u64)>,
     mailbox_free: Instant,
 }
 
@@ -103,9 +104,10 @@ enum Event {
         from: SocketAddr,
         datagram: Datagram,
     },
+    /// A host's timers, if no earlier wake took the place of this one.
     Wake {
         host: HostIx,
-        boot: u64,
+        sequence: u64,
     },
     Connect {
         stream: u64,
@@ -262,6 +264,7 @@ impl World {
         it.clock = Duration::from_micros(clock);
         (it.end, it.disturbed, it.paused, it.leaving) = (None, false, false, false);
         it.backlog.clear();
+        it.wake = None;
         self.step(host, Input::Start);
     }
 
@@ -305,6 +308,7 @@ impl World {
     pub fn resume(&mut self, host: HostIx) {
         self.hosts[host].paused = false;
         let mut backlog = std::mem::take(&mut self.hosts[host].backlog);
+        backlog.retain(|input| !matches!(input, Input::Timeout));
         let timers_at = self.rng.usize(0..=backlog.len());
         backlog.insert(timers_at, Input::Timeout);
         for input in backlog {
@@ -421,10 +425,11 @@ impl World {
             Event::Datagram { host, from, datagram } => {
                 self.deliver(host, Input::Datagram(from, datagram));
             }
-            Event::Wake { host, boot } => {
+            Event::Wake { host, sequence } => {
                 let it = &mut self.hosts[host];
-                if it.boot == boot && it.wake.take().is_some() && !it.paused {
-                    self.step(host, Input::Timeout);
+                if it.wake.is_some_and(|(_, awaited)| awaited == sequence) {
+                    it.wake = None;
+                    self.deliver(host, Input::Timeout);
                 }
             }
             Event::Connect { stream } => self.connect(stream),
@@ -479,11 +484,12 @@ impl World {
         let Some(due) = machines.poll_timeout().map(|at| (at - it.clock).max(self.now)) else {
             return;
         };
-        if it.wake.is_none_or(|at| at > due) {
-            let boot = it.boot;
-            self.hosts[host].wake = Some(due);
+        if it.wake.is_none_or(|(at, _)| at > due) {
             let late = within(&mut self.rng, &self.network.faults.timer);
-            self.schedule(late + due.saturating_since(self.now), Event::Wake { host, boot });
+            let sequence = self.sequence + 1;
+            self.hosts[host].wake = Some((due, sequence));
+            let after = late + due.saturating_since(self.now);
+            self.schedule(after, Event::Wake { host, sequence });
         }
     }
 
