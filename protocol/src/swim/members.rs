@@ -24,6 +24,8 @@ use crate::wire::stream::StreamError;
 
 mod admission;
 mod effect;
+#[cfg(test)]
+mod tests;
 
 pub use effect::{Counters, DialError, Effect, Target};
 

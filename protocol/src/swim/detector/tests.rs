@@ -308,7 +308,7 @@ fn a_node_that_was_stalled_accuses_nobody_and_gives_suspects_its_lost_time() {
     let (a, b) = (member("a", 10), member("b", 20));
     let mut detector = detector(std::slice::from_ref(&a));
     let lasts = suspicion::timeout(4, 3, PERIOD);
-    detector.handle_changed(ms(0), changed(&[b.clone()]));
+    detector.handle_changed(ms(0), changed(std::slice::from_ref(&b)));
     detector.handle_changed(ms(100), changed(&[with(&b, 0, MemberState::Suspect)]));
     detector.handle_timeout(ms(100));
     outs(&mut detector);
@@ -364,7 +364,7 @@ fn no_datagram_outgrows_its_budget_however_long_the_names_and_many_the_members()
         id: id(&long(i)),
         generation: Generation(u64::MAX),
         incarnation: Incarnation(u32::MAX - 1),
-        state: if i % 2 == 0 { MemberState::Alive } else { MemberState::Suspect },
+        state: if i.is_multiple_of(2) { MemberState::Alive } else { MemberState::Suspect },
         gossip: v6(60_000 - i),
         steal: v6(60_000),
     };
