@@ -509,16 +509,22 @@ mod tests {
 
     /// Jobs of 10 ms in one slot: `stealable` of them drain in as many times 10 ms.
     fn load(name: &str, version: u64, stealable: u32) -> LoadReport {
-        let load = Load { version, stealable, slots: 1, service_us: 10_000, ..Load::default() };
+        let queued = stealable;
+        let load =
+            Load { version, stealable, queued, slots: 1, service_us: 10_000, ..Load::default() };
         LoadReport { node: node(name), generation: Generation(1), load, age_ms: 0 }
     }
+
+    /// The thief's own load: all its slots are free.
+    const IDLE: Load =
+        Load { version: 1, stealable: 0, queued: 0, running: 0, slots: 4, service_us: 0 };
 
     fn effects(it: &mut Thief) -> Vec<Effect> {
         std::iter::from_fn(|| it.poll_effect()).collect()
     }
 
     fn idle(it: &mut Thief, ms: u64, room: usize) -> Vec<Effect> {
-        it.handle_idle(at_ms(ms), room, Load::default());
+        it.handle_idle(at_ms(ms), room, IDLE);
         effects(it)
     }
 
@@ -631,7 +637,7 @@ mod tests {
         let mut now = at_ms(0);
         let mut waits = Vec::new();
         for seq in 1..=9 {
-            it.handle_idle(now, 1, Load::default());
+            it.handle_idle(now, 1, IDLE);
             it.handle_offer(now, &node("b"), seq, Err(AskError::Unreachable));
             let wait = it.poll_timeout().unwrap().saturating_since(now);
             waits.push(wait.as_millis() * 4 / 5 / 100 * 100);
@@ -642,7 +648,7 @@ mod tests {
         for (wait, expected) in waits.iter().zip(doubled) {
             assert!(*wait >= expected * 7 / 10 && *wait <= expected, "{waits:?}");
         }
-        it.handle_idle(now, 1, Load::default());
+        it.handle_idle(now, 1, IDLE);
         it.handle_offer(now, &node("b"), 10, offer(10, 0, vec![]));
         it.handle_load(now, &load("b", 2, 9));
         effects(&mut it);
@@ -925,7 +931,7 @@ mod tests {
                     0 => {
                         let room = usize::from(n);
                         lent += room;
-                        it.handle_idle(at_ms(now), room, Load::default());
+                        it.handle_idle(at_ms(now), room, IDLE);
                     }
                     1 => {
                         version += 1;
