@@ -2,11 +2,16 @@
 //!
 //! `converge` and `steal` wait for the embedding API; until then they are errors, never figures.
 
+use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
+use arc_swap::ArcSwap;
+use meshwork_protocol::hash_ring::HashRing;
+use meshwork_protocol::id::NodeId;
 
-use crate::hash_ring::Ring;
+use crate::hash_ring::{Ring, VIRTUAL_NODES};
 
 /// Time from the moment the seed has started, when the others begin to start, until every one of
 /// `nodes` nodes sees all the others alive; `None` when that took longer than
@@ -41,53 +46,27 @@ pub(crate) fn steal() -> anyhow::Result<StealOutcome> {
 }
 
 /// Our hash ring of `names`.
-#[cfg(not(feature = "ours"))]
-pub(crate) fn hash_ring(_names: &[String]) -> anyhow::Result<Box<dyn Ring>> {
-    bail!("our hash ring is not connected: build with --features ours")
-}
-
-/// Our hash ring of `names`.
-#[cfg(feature = "ours")]
 pub(crate) fn hash_ring(names: &[String]) -> anyhow::Result<Box<dyn Ring>> {
-    Ok(Box::new(published::OurRing::new(names)?))
+    let ids = names.iter().map(NodeId::new).collect::<Result<Vec<_>, _>>()?;
+    Ok(Box::new(Published(ArcSwap::from_pointee(HashRing::from_members(ids, VIRTUAL_NODES)))))
 }
 
-#[cfg(feature = "ours")]
-mod published {
-    use std::hint::black_box;
-    use std::sync::Arc;
+/// Our hash ring: a snapshot that readers share, replaced by the next at every change.
+struct Published(ArcSwap<HashRing>);
 
-    use arc_swap::ArcSwap;
-    use meshwork_protocol::hash_ring::HashRing;
-    use meshwork_protocol::id::NodeId;
-
-    use crate::hash_ring::{Ring, VIRTUAL_NODES};
-
-    /// Our hash ring: a snapshot that readers share, replaced by the next at every change.
-    pub(super) struct OurRing(ArcSwap<HashRing>);
-
-    impl OurRing {
-        pub(super) fn new(names: &[String]) -> anyhow::Result<Self> {
-            let ids = names.iter().map(NodeId::new).collect::<Result<Vec<_>, _>>()?;
-            Ok(Self(ArcSwap::from_pointee(HashRing::from_members(ids, VIRTUAL_NODES))))
+impl Ring for Published {
+    fn look_up(&self, keys: &[String]) {
+        let ring = self.0.load();
+        for key in keys {
+            black_box(ring.owner_of(black_box(key)));
         }
     }
 
-    impl Ring for OurRing {
-        fn look_up(&self, keys: &[String]) {
-            let ring = self.0.load();
-            for key in keys {
-                black_box(ring.owner_of(black_box(key)));
-            }
-        }
-
-        fn join_and_leave(&mut self, newcomer: &str) {
-            let newcomer =
-                NodeId::new(black_box(newcomer)).expect("the benchmark's names are names");
-            let joined = self.0.load().with_member(&newcomer);
-            self.0.store(Arc::new(joined));
-            let left = self.0.load().without_member(&newcomer);
-            self.0.store(Arc::new(left));
-        }
+    fn join_and_leave(&mut self, newcomer: &str) {
+        let newcomer = NodeId::new(black_box(newcomer)).expect("the benchmark's names are names");
+        let joined = self.0.load().with_member(&newcomer);
+        self.0.store(Arc::new(joined));
+        let left = self.0.load().without_member(&newcomer);
+        self.0.store(Arc::new(left));
     }
 }
