@@ -8,45 +8,51 @@
 //! death makes a new one. Equal members with equally many points make equal rings, whatever the
 //! order in which they came.
 //!
-//! The points are cut by the high bits of their hashes into pages of about fifty. A page has an index
-//! by the next bits, so that a lookup reads a point or two. A new snapshot shares every page that
-//! gained or lost no point: among a thousand members a join copies a thirtieth of the points.
+//! The points lie in flat arrays, sorted, under an index by the high bits of a hash, so that a lookup
+//! reads a point or two. A change copies the arrays in the long runs between the points that come or
+//! go, and corrects the index by as many of them as lie before: it neither sorts nor counts again, and
+//! costs about as much as the copy. Only where the index doubles or halves is it counted anew.
 //!
 //! Source: Karger et al., *Consistent hashing and random trees* (STOC 1997).
 
 use std::io::Write as _;
-use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::id::NodeId;
-use crate::limits::VIRTUAL_NODES_MAX;
+use crate::limits::{MEMBERS_MAX, VIRTUAL_NODES_MAX};
 
 /// Points of a member on the hash ring, unless configured otherwise.
 pub const VIRTUAL_NODES: u32 = 150;
 
-/// Bits of a hash that a page's index is by.
-const BUCKET_BITS: u32 = 6;
-const BUCKETS: usize = 1 << BUCKET_BITS;
+/// A member's place in the list of members, which is sorted by id: where points of two members
+/// coincide, the order of their numbers is the order of their ids.
+type MemberIndex = u16;
 
-/// The members and their points. Cheap to keep in many versions, but not to clone: share it.
+const _: () = assert!(MEMBERS_MAX <= MemberIndex::MAX as usize);
+const _: () = assert!(
+    (MemberIndex::MAX as u64) * (VIRTUAL_NODES_MAX as u64) < u32::MAX as u64,
+    "points are numbered in 32 bits"
+);
+
+/// The members and their points.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashRing {
     virtual_nodes: u32,
     members: Vec<NodeId>,
-    /// By the high `page_bits` of a hash.
-    pages: Vec<Arc<Page>>,
-    page_bits: u32,
+    points: Points,
 }
 
-/// The points of one range of hashes, by hash, then by owner: where points of two members coincide,
-/// the smaller id owns the keys.
-#[derive(Debug, PartialEq, Eq)]
-struct Page {
-    /// For each bucket, how many points lie before it, up to 255: the scan of a lookup starts there.
-    first: [u8; BUCKETS],
+/// Points by hash, then by member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Points {
     hashes: Vec<u64>,
-    owners: Vec<NodeId>,
+    owners: Vec<MemberIndex>,
+    /// For each value of a hash's high bits, how many points have a smaller one: a search starts
+    /// there, and as there are at least as many values as points, it is about done.
+    first: Vec<u32>,
+    /// Right shift of a hash that leaves those high bits.
+    shift: u32,
 }
 
 impl HashRing {
@@ -58,20 +64,28 @@ impl HashRing {
     }
 
     /// The hash ring of these members; one that is named twice counts once.
+    ///
+    /// # Panics
+    /// When there are more than 65,535; a member table never holds as many.
     pub fn from_members(ids: impl IntoIterator<Item = NodeId>, virtual_nodes: u32) -> Self {
         let virtual_nodes = virtual_nodes.clamp(1, VIRTUAL_NODES_MAX);
         let mut members: Vec<NodeId> = ids.into_iter().collect();
         members.sort_unstable();
         members.dedup();
-        let mut points: Vec<(u64, NodeId)> = members
-            .iter()
-            .flat_map(|id| hashes_of(id, virtual_nodes).into_iter().map(|hash| (hash, id.clone())))
-            .collect();
-        points.sort_unstable();
-        Self::paginate(virtual_nodes, members, points)
+        let mut all = Vec::with_capacity(members.len() * virtual_nodes as usize);
+        for (i, id) in members.iter().enumerate() {
+            let owner = member_index(i);
+            all.extend(hashes_of(id, virtual_nodes).into_iter().map(|hash| (hash, owner)));
+        }
+        all.sort_unstable();
+        let (hashes, owners) = all.into_iter().unzip();
+        Self { virtual_nodes, members, points: Points::new(hashes, owners) }
     }
 
     /// This hash ring with `id` on it.
+    ///
+    /// # Panics
+    /// As [`HashRing::from_members`].
     #[must_use]
     pub fn with_member(&self, id: &NodeId) -> Self {
         let Err(at) = self.members.binary_search(id) else { return self.clone() };
@@ -79,17 +93,11 @@ impl HashRing {
         members.extend_from_slice(&self.members[..at]);
         members.push(id.clone());
         members.extend_from_slice(&self.members[at..]);
+        member_index(members.len() - 1);
 
         let own = hashes_of(id, self.virtual_nodes);
-        if page_bits(members.len(), self.virtual_nodes) != self.page_bits {
-            let mut points: Vec<(u64, NodeId)> = self.points().collect();
-            points.extend(own.into_iter().map(|hash| (hash, id.clone())));
-            // Stable, for the points are two sorted runs: it merges them.
-            points.sort();
-            return Self::paginate(self.virtual_nodes, members, points);
-        }
-        let pages = self.change_pages(&own, |page, own| page.with(own, id, self.page_bits));
-        Self { members, pages, ..*self }
+        let points = self.points.with(&own, member_index(at));
+        Self { virtual_nodes: self.virtual_nodes, members, points }
     }
 
     /// This hash ring without `id`.
@@ -100,47 +108,9 @@ impl HashRing {
         members.extend_from_slice(&self.members[..at]);
         members.extend_from_slice(&self.members[at + 1..]);
 
-        if page_bits(members.len(), self.virtual_nodes) != self.page_bits {
-            let points = self.points().filter(|(_, owner)| owner != id).collect();
-            return Self::paginate(self.virtual_nodes, members, points);
-        }
         let own = hashes_of(id, self.virtual_nodes);
-        let pages = self.change_pages(&own, |page, _| page.without(id, self.page_bits));
-        Self { members, pages, ..*self }
-    }
-
-    /// The pages, those changed that `own` hashes fall into.
-    fn change_pages(
-        &self,
-        own: &[u64],
-        mut change: impl FnMut(&Page, &[u64]) -> Page,
-    ) -> Vec<Arc<Page>> {
-        let page_of = |hash: u64| page_of(hash, self.page_bits);
-        let mut pages = self.pages.clone();
-        for own in own.chunk_by(|&a, &b| page_of(a) == page_of(b)) {
-            let page = &mut pages[page_of(own[0])];
-            *page = Arc::new(change(page, own));
-        }
-        pages
-    }
-
-    /// Cuts sorted points into pages.
-    fn paginate(virtual_nodes: u32, members: Vec<NodeId>, points: Vec<(u64, NodeId)>) -> Self {
-        let page_bits = page_bits(members.len(), virtual_nodes);
-        let mut points = points.into_iter().peekable();
-        let pages = (0..1 << page_bits)
-            .map(|number| {
-                let (mut hashes, mut owners) = (Vec::new(), Vec::new());
-                while let Some((hash, owner)) =
-                    points.next_if(|(hash, _)| page_of(*hash, page_bits) == number)
-                {
-                    hashes.push(hash);
-                    owners.push(owner);
-                }
-                Arc::new(Page::new(hashes, owners, page_bits))
-            })
-            .collect();
-        Self { virtual_nodes, members, pages, page_bits }
+        let points = self.points.without(&own, member_index(at));
+        Self { virtual_nodes: self.virtual_nodes, members, points }
     }
 
     /// The owner of `key`; none when there are no members.
@@ -152,35 +122,26 @@ impl HashRing {
     /// The owner of a key by its hash, `xxh3_64(key)`.
     #[inline]
     pub fn owner_of_hash(&self, hash: u64) -> Option<&NodeId> {
-        let number = page_of(hash, self.page_bits);
-        let page = &self.pages[number];
-        if let Some(owner) = page.owners.get(page.position(hash, self.page_bits)) {
-            return Some(owner);
-        }
-        let clockwise = self.pages[number + 1..].iter().chain(&self.pages[..=number]);
-        clockwise.flat_map(|page| page.owners.first()).next()
+        let owners = &self.points.owners;
+        let owner = owners.get(self.points.at_or_after(hash)).or(owners.first())?;
+        Some(&self.members[usize::from(*owner)])
     }
 
     /// Up to `n` different members in the order in which they would own `key` if those before them
     /// were gone.
     pub fn successors(&self, key: &str, n: usize) -> Vec<&NodeId> {
         let n = n.min(self.members.len());
-        let hash = xxh3_64(key.as_bytes());
-        let number = page_of(hash, self.page_bits);
-        let page = &self.pages[number];
-        let (before, after) = page.owners.split_at(page.position(hash, self.page_bits));
-        let others = self.pages[number + 1..].iter().chain(&self.pages[..number]);
-        let clockwise = after.iter().chain(others.flat_map(|page| &page.owners)).chain(before);
-
         let mut seen = vec![false; self.members.len()];
         let mut found = Vec::with_capacity(n);
-        for owner in clockwise {
+        let start = self.points.at_or_after(xxh3_64(key.as_bytes()));
+        let (before, after) = self.points.owners.split_at(start);
+        for &owner in after.iter().chain(before) {
             if found.len() == n {
                 break;
             }
-            let Ok(member) = self.members.binary_search(owner) else { continue };
-            if !std::mem::replace(&mut seen[member], true) {
-                found.push(owner);
+            let owner = usize::from(owner);
+            if !std::mem::replace(&mut seen[owner], true) {
+                found.push(&self.members[owner]);
             }
         }
         found
@@ -210,85 +171,115 @@ impl HashRing {
     pub fn virtual_nodes(&self) -> u32 {
         self.virtual_nodes
     }
-
-    fn points(&self) -> impl Iterator<Item = (u64, NodeId)> {
-        self.pages
-            .iter()
-            .flat_map(|page| page.hashes.iter().copied().zip(page.owners.iter().cloned()))
-    }
 }
 
-impl Page {
-    fn new(hashes: Vec<u64>, owners: Vec<NodeId>, page_bits: u32) -> Self {
-        let mut first = [0; BUCKETS];
-        let mut bucket = 0;
-        for (point, &hash) in hashes.iter().enumerate() {
-            let end = bucket_of(hash, page_bits);
-            while bucket < end {
-                bucket += 1;
-                first[bucket] = hint(point);
-            }
-        }
-        first[bucket + 1..].fill(hint(hashes.len()));
-        Self { first, hashes, owners }
+impl Points {
+    fn new(hashes: Vec<u64>, owners: Vec<MemberIndex>) -> Self {
+        let shift = index_shift(hashes.len());
+        let first = index(&hashes, shift);
+        Self { hashes, owners, first, shift }
     }
 
-    /// The first point at or after `hash`; the number of points if there is none on this page.
+    /// The place of the first point at or after `hash`; the number of points if none is.
     #[inline]
-    fn position(&self, hash: u64, page_bits: u32) -> usize {
-        let mut at = usize::from(self.first[bucket_of(hash, page_bits)]);
+    fn at_or_after(&self, hash: u64) -> usize {
+        let mut at = self.first[(hash >> self.shift) as usize] as usize;
         while self.hashes.get(at).is_some_and(|&point| point < hash) {
             at += 1;
         }
         at
     }
 
-    fn with(&self, own: &[u64], id: &NodeId, page_bits: u32) -> Self {
+    /// Where a point (`hash`, `owner`) is or belongs.
+    fn place_of(&self, hash: u64, owner: MemberIndex) -> usize {
+        let mut at = self.at_or_after(hash);
+        while self.hashes.get(at) == Some(&hash) && self.owners[at] < owner {
+            at += 1;
+        }
+        at
+    }
+
+    /// These points and those, `own`, of a member that becomes number `owner`.
+    fn with(&self, own: &[u64], owner: MemberIndex) -> Self {
         let total = self.hashes.len() + own.len();
         let mut hashes = Vec::with_capacity(total);
         let mut owners = Vec::with_capacity(total);
+        let renumber = |&o: &MemberIndex| o + MemberIndex::from(o >= owner);
         let mut copied = 0;
         for &hash in own {
-            let mut end = self.position(hash, page_bits).max(copied);
-            while self.hashes.get(end) == Some(&hash) && self.owners[end] < *id {
-                end += 1;
-            }
+            let end = self.place_of(hash, owner);
             hashes.extend_from_slice(&self.hashes[copied..end]);
-            owners.extend_from_slice(&self.owners[copied..end]);
             hashes.push(hash);
-            owners.push(id.clone());
+            owners.extend(self.owners[copied..end].iter().map(renumber));
+            owners.push(owner);
             copied = end;
         }
         hashes.extend_from_slice(&self.hashes[copied..]);
-        owners.extend_from_slice(&self.owners[copied..]);
-        Self::new(hashes, owners, page_bits)
+        owners.extend(self.owners[copied..].iter().map(renumber));
+        self.indexed(hashes, owners, own, |before, own_before| before + own_before)
     }
 
-    fn without(&self, id: &NodeId, page_bits: u32) -> Self {
-        let kept = self.hashes.iter().zip(&self.owners).filter(|(_, owner)| *owner != id);
-        let (hashes, owners) = kept.map(|(&hash, owner)| (hash, owner.clone())).unzip();
-        Self::new(hashes, owners, page_bits)
+    /// These points without those, `own`, of member number `owner`.
+    fn without(&self, own: &[u64], owner: MemberIndex) -> Self {
+        let total = self.hashes.len() - own.len();
+        let mut hashes = Vec::with_capacity(total);
+        let mut owners = Vec::with_capacity(total);
+        let renumber = |&o: &MemberIndex| o - MemberIndex::from(o > owner);
+        let mut copied = 0;
+        for &hash in own {
+            // Of points of this member that coincide, each goes once.
+            let end = self.place_of(hash, owner).max(copied);
+            hashes.extend_from_slice(&self.hashes[copied..end]);
+            owners.extend(self.owners[copied..end].iter().map(renumber));
+            copied = end + 1;
+        }
+        hashes.extend_from_slice(&self.hashes[copied..]);
+        owners.extend(self.owners[copied..].iter().map(renumber));
+        self.indexed(hashes, owners, own, |before, own_before| before - own_before)
+    }
+
+    /// The points that these become when `own` come or go, with this index corrected by `correct`
+    /// (the points before, those of `own` before), or a new one where their number asks for another
+    /// size.
+    fn indexed(
+        &self,
+        hashes: Vec<u64>,
+        owners: Vec<MemberIndex>,
+        own: &[u64],
+        correct: impl Fn(u32, u32) -> u32,
+    ) -> Self {
+        if index_shift(hashes.len()) != self.shift {
+            return Self::new(hashes, owners);
+        }
+        let mut first = Vec::with_capacity(self.first.len());
+        let ends = own.iter().map(|hash| (hash >> self.shift) as usize + 1);
+        for (own_before, end) in (0..).zip(ends.chain([self.first.len()])) {
+            let run = &self.first[first.len()..end];
+            first.extend(run.iter().map(|&before| correct(before, own_before)));
+        }
+        Self { hashes, owners, first, shift: self.shift }
     }
 }
 
-/// High bits of a hash that number the pages: as many buckets, in all, as there are points, or up to
-/// twice as many.
-fn page_bits(members: usize, virtual_nodes: u32) -> u32 {
-    let points = members * virtual_nodes as usize;
-    points.next_power_of_two().ilog2().saturating_sub(BUCKET_BITS).max(1)
+/// Right shift of a hash that leaves the bits that so many points are indexed by.
+fn index_shift(points: usize) -> u32 {
+    u64::BITS - points.next_power_of_two().ilog2().max(1)
 }
 
-fn page_of(hash: u64, page_bits: u32) -> usize {
-    (hash >> (u64::BITS - page_bits)) as usize
-}
-
-fn bucket_of(hash: u64, page_bits: u32) -> usize {
-    (hash >> (u64::BITS - page_bits - BUCKET_BITS)) as usize % BUCKETS
-}
-
-/// A scan that starts too early is slower, not wrong.
-fn hint(point: usize) -> u8 {
-    u8::try_from(point).unwrap_or(u8::MAX)
+/// For each value of the high bits, how many of the sorted `hashes` have a smaller one.
+fn index(hashes: &[u64], shift: u32) -> Vec<u32> {
+    let values = 1 << (u64::BITS - shift);
+    let mut first = Vec::with_capacity(values);
+    let mut points = 0;
+    for hash in hashes {
+        let end = (hash >> shift) as usize + 1;
+        if first.len() < end {
+            first.resize(end, points);
+        }
+        points += 1;
+    }
+    first.resize(values, points);
+    first
 }
 
 /// The sorted hashes of a member's points.
@@ -303,6 +294,10 @@ fn hashes_of(id: &NodeId, virtual_nodes: u32) -> Vec<u64> {
         .collect();
     hashes.sort_unstable();
     hashes
+}
+
+fn member_index(i: usize) -> MemberIndex {
+    MemberIndex::try_from(i).expect("a member table holds fewer than 65,536")
 }
 
 #[cfg(test)]
@@ -393,29 +388,44 @@ mod tests {
     /// A hash of 64 bits does not collide in a test, so the points are made by hand.
     #[test]
     fn coinciding_points_belong_to_the_smaller_id() {
-        let (a, b) = (id("a"), id("b"));
-        let page = |points: &[(u64, &NodeId)]| {
-            let owners = points.iter().map(|(_, id)| (*id).clone()).collect();
-            Page::new(points.iter().map(|(hash, _)| *hash).collect(), owners, 1)
+        let points = |points: &[(u64, MemberIndex)]| {
+            let (hashes, owners) = points.iter().copied().unzip();
+            Points::new(hashes, owners)
         };
-        let only_a = page(&[(5, &a), (5, &a), (9, &a)]);
-        let only_b = page(&[(5, &b), (7, &b)]);
-        let both = page(&[(5, &a), (5, &a), (5, &b), (7, &b), (9, &a)]);
-        assert_eq!(only_a.with(&[5, 7], &b, 1), both, "b joins after a");
-        assert_eq!(only_b.with(&[5, 5, 9], &a, 1), both, "a joins after b");
-        assert_eq!(both.without(&b, 1), only_a);
-        assert_eq!(both.without(&a, 1), only_b);
-        assert_eq!((both.position(5, 1), both.position(6, 1), both.position(10, 1)), (0, 3, 5));
+        let (a, b) = (0, 1);
+        let only_a = [5, 5, 9];
+        let only_b = [5, 7];
+        let both = points(&[(5, a), (5, a), (5, b), (7, b), (9, a)]);
+        let alone = |own: &[u64]| points(&own.iter().map(|&hash| (hash, 0)).collect::<Vec<_>>());
+        assert_eq!(alone(&only_a).with(&only_b, b), both, "b joins after a");
+        assert_eq!(alone(&only_b).with(&only_a, a), both, "a joins after b");
+        assert_eq!(both.without(&only_b, b), alone(&only_a));
+        assert_eq!(both.without(&only_a, a), alone(&only_b));
+        assert_eq!([5, 6, 10].map(|hash| both.at_or_after(hash)), [0, 3, 5]);
     }
 
     #[test]
-    fn a_page_of_more_points_than_its_index_can_count_is_searched_all_the_same() {
-        let hashes: Vec<u64> = (0..1_000).map(|i| i << 50).collect();
-        let page = Page::new(hashes.clone(), vec![id("a"); 1_000], 1);
-        for (point, hash) in hashes.into_iter().enumerate() {
-            assert_eq!(page.position(hash, 1), point);
-            assert_eq!(page.position(hash + 1, 1), point + 1);
+    fn points_of_one_index_entry_are_told_apart() {
+        let hashes: Vec<u64> = (0..1_000).map(|i| i << 32).collect();
+        let points = Points::new(hashes.clone(), vec![0; 1_000]);
+        assert_eq!(points.first[..2], [0, 1_000]);
+        for (at, hash) in hashes.into_iter().enumerate() {
+            assert_eq!(points.at_or_after(hash), at);
+            assert_eq!(points.at_or_after(hash + 1), at + 1);
         }
+    }
+
+    #[test]
+    fn a_corrected_index_is_that_of_a_new_hash_ring() {
+        let ids = workers(20);
+        let rings: Vec<HashRing> =
+            (0..=ids.len()).map(|n| HashRing::from_members(ids[..n].to_vec(), 50)).collect();
+        for (n, id) in ids.iter().enumerate() {
+            assert_eq!(rings[n].with_member(id), rings[n + 1]);
+            assert_eq!(rings[n + 1].without_member(id), rings[n]);
+        }
+        let kept = rings.windows(2).filter(|pair| pair[0].points.shift == pair[1].points.shift);
+        assert_eq!(kept.count(), 15, "the others change the size of the index");
     }
 
     proptest! {
@@ -428,8 +438,7 @@ mod tests {
             hashes in prop::collection::vec(any::<u64>(), 50),
         ) {
             let ring = HashRing::from_members(ids.clone(), virtual_nodes);
-            let points: Vec<u64> = ring.points().map(|(hash, _)| hash).collect();
-            let edges = points.iter().flat_map(|&p| [p.wrapping_sub(1), p, p.wrapping_add(1)]);
+            let edges = ring.points.hashes.iter().flat_map(|&p| [p.wrapping_sub(1), p, p.wrapping_add(1)]);
             for hash in hashes.into_iter().chain(edges).chain([0, u64::MAX]) {
                 let expected = owner_by_the_rule(&ids, virtual_nodes, hash);
                 prop_assert_eq!(ring.owner_of_hash(hash), expected.as_ref());
