@@ -76,6 +76,43 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an offer stands before the victim retakes it: a connect and a response, twice over.
 pub const OFFER_EXPIRY: Duration = Duration::from_secs(5);
 
+/// Largest capacity of a deque, whatever is configured: its length is told to peers as a `u32`, and
+/// a million buffered jobs are already minutes of work that the store could have given to others.
+pub const DEQUE_CAPACITY_MAX: usize = 1 << 20;
+
+/// Most requests a second that the steal rate limit counts for one peer: it keeps the time of each.
+/// A higher configured limit counts as this one.
+pub const STEAL_RATE_MAX: u32 = 1_000;
+
+/// Most bytes of whole jobs in one offer, arguments and all; the jobs beyond are named, and the
+/// thief reads them from the store. Leaves room for [`STEAL_BATCH_MAX`] names in the same frame.
+pub const OFFER_INLINE_BYTES_MAX: usize = FRAME_BYTES_MAX / 2;
+
+/// A victim's reminder to a lifeline that did not come for what it was told of: not before this
+/// long after the last one, unless the backlog has doubled meanwhile.
+pub const HINT_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a thief waits for the answer to a request before it counts it as failed. The connection
+/// has time-outs of its own; this one holds when the answer was lost inside the node.
+pub const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a thief waits for the store to answer a transfer, or a reading back, before it asks what
+/// became of it.
+pub const TRANSFER_TIMEOUT: Duration = RESPONSE_TIMEOUT;
+
+/// Attempts at reading back a transfer whose answer was lost. After these the thief forgets it: the
+/// victim's retake decides, or the node's own listing of its claims.
+pub const READ_BACK_TRIES_MAX: u32 = 5;
+
+/// Time from a retake that failed to the next.
+pub const RETAKE_RETRY: Duration = Duration::from_secs(1);
+
+/// How long a thief avoids a victim after a request failed; doubles with each further failure.
+pub const STEAL_BACKOFF: Duration = Duration::from_millis(500);
+
+/// The avoidance grows no longer than this: a victim is never given up while it is a live member.
+pub const STEAL_BACKOFF_MAX: Duration = Duration::from_secs(30);
+
 const _: () = assert!(DATAGRAM_BODY_BYTES_MAX >= 1_024, "a ping and several updates must fit");
 const _: () = assert!(
     STATE_CHUNK_MEMBERS_MAX * MEMBER_BYTES_MAX < FRAME_BYTES_MAX,
@@ -90,5 +127,69 @@ const _: () = assert!(
     "an offer outlives the exchange that settles it"
 );
 
+const _: () = assert!(
+    ASK_TIMEOUT.as_millis() > CONNECT_TIMEOUT.as_millis() + RESPONSE_TIMEOUT.as_millis(),
+    "a request outlives the time-outs of its connection"
+);
+const _: () = assert!(
+    OFFER_INLINE_BYTES_MAX > 2 * INLINE_ARGUMENT_BYTES_MAX,
+    "a job that may travel whole fits an offer"
+);
+const _: () = assert!(
+    OFFER_INLINE_BYTES_MAX + 64 * STEAL_BATCH_MAX < FRAME_BYTES_MAX,
+    "an offer fits a frame: a named job is an id, a token and a tag"
+);
+
 /// Longest key of a job, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;
+
+/// Most names or addresses that a node tries to join by.
+pub const SEEDS_MAX: usize = 64;
+
+/// Most indirect probes that a node makes for others at one time. A member asks for at most
+/// [`INDIRECT_PINGS_MAX`] a period, so this serves as many askers as ever choose one helper at
+/// once; beyond it the asker misses one helper of several.
+pub const RELAYS_MAX: usize = 256;
+
+/// Most helpers of one probe, whatever is configured.
+pub const INDIRECT_PINGS_MAX: usize = 16;
+
+/// Most newcomers whose admission waits for the holder of their name to answer.
+pub const ADMISSIONS_MAX: usize = 64;
+
+/// How long the holder of a newcomer's name has to answer: less than the newcomer waits.
+pub const ADMISSION_WAIT: Duration = Duration::from_secs(1);
+
+/// Most streams that a node's membership has open by its own wish, beside those to seeds and for
+/// admissions.
+pub const SYNC_DIALS_MAX: usize = 16;
+
+/// Most answers in one protocol period to pings of nodes that are no present members: enough for a
+/// burst of newcomers, too few to be a weapon against a forged source.
+pub const STRANGER_REPLIES_MAX: u32 = 64;
+
+const _: () = assert!(
+    ADMISSION_WAIT.as_millis() < RESPONSE_TIMEOUT.as_millis(),
+    "a newcomer still listens when its admission is decided"
+);
+const _: () = assert!(
+    2 * (NAME_BYTES_MAX + 1) + 9 + 5 + (1 + 16 + 3) + 2 * MEMBER_BYTES_MAX
+        < DATAGRAM_BODY_BYTES_MAX,
+    "the largest request carries the receiver's record and the sender's"
+);
+
+/// Most points of one member on the hash ring: past this they cost memory and even out nothing.
+pub const VIRTUAL_NODES_MAX: u32 = 4_096;
+
+/// Most leases that an observer follows: those of a full member table.
+pub const LEASES_MAX: usize = MEMBERS_MAX;
+
+/// Most claims without memory that are remembered from one listing to the next; the others wait
+/// their turn, for those that are readopted leave the list.
+pub const ORPHANS_MAX: usize = 4_096;
+
+/// How long no claim is sent after one failed; doubles with each further failure.
+pub const CLAIM_BACKOFF: Duration = Duration::from_millis(250);
+
+/// That pause grows no longer than this: a store that is back is found within it.
+pub const CLAIM_BACKOFF_MAX: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use meshwork_protocol::id::{FencingToken, Generation, JobId, NodeId, Owner};
 use meshwork_protocol::job::{Claim, ClaimedJob, Disposition, JobSpec, JobState, Recorded};
 
 /// Why a store did not do what it was asked. The database is as it was before.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The owner's row is gone or reaped: its claims are no longer its own.
@@ -58,6 +58,9 @@ pub struct NewJob {
 }
 
 /// Inserts jobs, all or none. A job whose id exists is left as it is.
+///
+/// [`StoreError::LeaseLost`], with nothing inserted, when any is to be claimed and the owner's lease
+/// is gone: accepting a job needs no lease, claiming it does.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "StoreResult<Vec<Inserted>>")]
 pub struct Insert {
@@ -79,7 +82,7 @@ pub enum Inserted {
 }
 
 /// Claims due jobs: those with `owner`'s affinity first, then any. Within each, by priority, then
-/// by the time they became due.
+/// by the time they became due. Scheduled and failed jobs whose time has come are queued by this.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "StoreResult<Vec<ClaimedJob>>")]
 pub struct ClaimDue {
@@ -119,6 +122,8 @@ pub struct Finish {
 }
 
 /// Moves claims from a victim to a thief: token + 1 for each claim that `from` holds unstarted.
+/// [`StoreError::LeaseLost`] when the thief's own lease is gone; a victim that was reaped holds
+/// nothing any more.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "StoreResult<Vec<Transferred>>")]
 pub struct Transfer {
@@ -133,7 +138,7 @@ pub struct Transfer {
 }
 
 /// A claim that was moved.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transferred {
     /// The job, with the token that the thief now holds.
     pub claim: Claim,
@@ -176,12 +181,14 @@ pub struct Register {
 }
 
 /// A boot that was started.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     /// The generation allocated.
     pub generation: Generation,
     /// Jobs of older generations that were requeued.
     pub requeued: Vec<JobId>,
+    /// Jobs of older generations that ran once too often into a crash: they are dead.
+    pub dead: Vec<JobId>,
 }
 
 /// What the store has on record for a node's newest boot, before anyone registers over it.
@@ -230,15 +237,18 @@ pub struct Reap {
 }
 
 /// What a reaping requeued.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reaped {
     /// Jobs that only waited in its deque.
     pub buffered: Vec<JobId>,
-    /// Jobs that were running: their attempt is spent.
+    /// Jobs that were running: their attempt is spent, and the crash is charged to them.
     pub interrupted: Vec<JobId>,
+    /// Jobs that were running and have no crash left to be charged: they are dead, not requeued.
+    pub dead: Vec<JobId>,
 }
 
-/// Ends one's own lease at a clean stop; what is still claimed is requeued.
+/// Ends one's own lease at a clean stop; what is still claimed or running is requeued, token + 1, and
+/// no crash is charged.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "StoreResult<usize>")]
 pub struct Retire {
@@ -274,7 +284,7 @@ pub struct Lookup {
 }
 
 /// A job as the store has it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobRow {
     /// The job.
     pub id: JobId,
@@ -329,7 +339,7 @@ impl Counts {
 #[rtype(result = "StoreResult<Option<Duration>>")]
 pub struct NextDue;
 
-/// Closes the store after what was sent before.
+/// Closes the store after what was sent before. What is sent later is refused.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct Close;

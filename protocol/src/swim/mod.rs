@@ -17,6 +17,20 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::load::LoadReport;
 
+pub mod config;
+pub mod detector;
+pub mod dissemination;
+pub mod health;
+pub mod members;
+pub mod node;
+pub mod suspicion;
+mod sync;
+mod table;
+
+pub use config::{ConfigError, SwimConfig};
+pub use detector::Detector;
+pub use members::Members;
+
 /// A member as others see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -36,14 +50,32 @@ pub struct Member {
 
 impl Member {
     /// What decides between two records of one id: the greater wins.
-    pub fn precedence(&self) -> (Generation, Incarnation, MemberState) {
-        (self.generation, self.incarnation, self.state)
+    ///
+    /// Generation, then incarnation, then severity. The address is a part of the boot: two nodes
+    /// that were given one generation by two stores are two boots, and one order must hold
+    /// everywhere for tables to converge.
+    pub fn precedence(&self) -> (Boot, Incarnation, MemberState) {
+        (self.boot(), self.incarnation, self.state)
+    }
+
+    /// Which run of the node this is.
+    pub fn boot(&self) -> Boot {
+        Boot { generation: self.generation, gossip: self.gossip }
     }
 
     /// Whether it is thought to take part: alive or suspect.
     pub fn is_present(&self) -> bool {
         matches!(self.state, MemberState::Alive | MemberState::Suspect)
     }
+}
+
+/// One run of a node, among all that ever had its name: the greater is the newer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Boot {
+    /// Its generation.
+    pub generation: Generation,
+    /// Where it takes datagrams.
+    pub gossip: SocketAddr,
 }
 
 /// What a member is thought to be, by severity.
@@ -97,10 +129,12 @@ pub struct Verdict {
 
 /// Members to detector: records that changed. Each is to be spread; the detector takes its list of
 /// whom to probe from them too.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     /// The new records, own ones included.
     pub members: Vec<Member>,
+    /// Ids whose tombstones were dropped: nothing of them is kept.
+    pub forgotten: Vec<NodeId>,
 }
 
 /// What is asked of a peer's gossip port by stream.

@@ -1,0 +1,306 @@
+//! `ResultCollector`: tells callers what their jobs came to.
+//!
+//! Owns the callers that wait, and a bounded memory of recent outcomes. Receives [`Await`] from
+//! callers, [`JobEvent`] from this node's actors, [`EndedElsewhere`] from the socket, [`Follow`] from
+//! those who watch. Sends `Lookup` to the store, a `Finished` hint to the node that accepted a job
+//! which ended here, and job events to the followers. On death the node stops.
+//!
+//! A hint only says when to look: the store has the outcome. While anyone waits, a slow poll finds
+//! what a lost hint did not tell.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use futures_util::future::LocalBoxFuture;
+use meshwork_protocol::id::{JobId, NodeId};
+use meshwork_protocol::job::Recorded;
+use meshwork_protocol::limits::FINISHED_IDS_MAX;
+use meshwork_protocol::wire::datagram::Body;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::identity::Identity;
+use crate::mesh::gossip_socket::EndedElsewhere;
+use crate::mesh::hints::Hints;
+use crate::store::messages::{JobRow, Lookup, StoreHandle, StoreResult};
+use crate::work::job_events::JobEvent;
+
+/// Callers that may wait at once.
+const AWAITS_MAX: usize = 1 << 17;
+
+/// Outcomes remembered for callers that ask a little late.
+const RECENT_MAX: usize = 4_096;
+
+/// Jobs in one look-up.
+const LOOKUP_MAX: usize = 512;
+
+/// How often the store is asked about jobs that someone waits for and nobody mentioned.
+const POLL: Duration = Duration::from_secs(1);
+
+/// How long ended jobs of another node are collected before it is told.
+const TELL_AFTER: Duration = Duration::from_millis(2);
+
+/// What did this job come to? Answered when it has ended.
+#[derive(Message)]
+#[rtype(result = "Result<Recorded, AwaitError>")]
+pub struct Await(pub JobId);
+
+/// Why nothing is known of a job's outcome.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AwaitError {
+    /// Too many callers wait already.
+    #[error("{AWAITS_MAX} callers wait for outcomes already")]
+    Busy,
+    /// The store has no such job.
+    #[error("the store has no job {0}")]
+    Unknown(JobId),
+    /// The node has stopped.
+    #[error("the node has stopped")]
+    Stopped,
+}
+
+impl AwaitError {
+    /// Whether asking again later may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Busy)
+    }
+}
+
+/// Send every job event of this node to this channel. A follower that falls behind loses events,
+/// and is told how many.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Follow(pub mpsc::Sender<Followed>);
+
+/// What a follower gets.
+#[derive(Clone, Debug)]
+pub enum Followed {
+    /// An event.
+    Event(JobEvent),
+    /// So many events were lost since the last one: the channel was full.
+    Missed(u64),
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct LookedUp {
+    asked: Vec<JobId>,
+    answer: StoreResult<Vec<JobRow>>,
+}
+
+/// Whom the collector tells.
+pub struct Peers {
+    /// The store.
+    pub store: StoreHandle,
+    /// The nodes that accepted what ends here.
+    pub hints: Hints,
+}
+
+/// The actor.
+pub struct ResultCollector {
+    identity: Arc<Identity>,
+    waiting: HashMap<JobId, Vec<oneshot::Sender<Result<Recorded, AwaitError>>>>,
+    waiting_count: usize,
+    recent: HashMap<JobId, Recorded>,
+    recent_order: VecDeque<JobId>,
+    to_look_up: BTreeSet<JobId>,
+    looking: bool,
+    to_tell: BTreeMap<NodeId, Vec<JobId>>,
+    followers: Vec<Follower>,
+    peers: Peers,
+}
+
+struct Follower {
+    sender: mpsc::Sender<Followed>,
+    missed: u64,
+}
+
+impl ResultCollector {
+    /// A collector that nobody waits at yet.
+    pub fn new(identity: Arc<Identity>, peers: Peers) -> Self {
+        Self {
+            identity,
+            waiting: HashMap::new(),
+            waiting_count: 0,
+            recent: HashMap::new(),
+            recent_order: VecDeque::new(),
+            to_look_up: BTreeSet::new(),
+            looking: false,
+            to_tell: BTreeMap::new(),
+            followers: Vec::new(),
+            peers,
+        }
+    }
+
+    fn ended(&mut self, job: JobId, recorded: Recorded) {
+        for waiter in self.waiting.remove(&job).unwrap_or_default() {
+            self.waiting_count -= 1;
+            // A caller may have given up.
+            let _ = waiter.send(Ok(recorded.clone()));
+        }
+        if self.recent.insert(job, recorded).is_none() {
+            self.recent_order.push_back(job);
+            if self.recent_order.len() > RECENT_MAX
+                && let Some(oldest) = self.recent_order.pop_front()
+            {
+                self.recent.remove(&oldest);
+            }
+        }
+    }
+
+    fn look_up(&mut self, ctx: &mut Context<Self>) {
+        if self.looking || self.to_look_up.is_empty() {
+            return;
+        }
+        self.looking = true;
+        let mut jobs = Vec::new();
+        while jobs.len() < LOOKUP_MAX
+            && let Some(job) = self.to_look_up.pop_first()
+        {
+            jobs.push(job);
+        }
+        let lookup = self.peers.store.lookup.send(Lookup { jobs: jobs.clone() });
+        let me = ctx.address();
+        actix::spawn(async move {
+            // A store that has stopped ends the node; nothing is left to answer then.
+            if let Ok(answer) = lookup.await {
+                me.do_send(LookedUp { asked: jobs, answer });
+            }
+        });
+    }
+
+    fn tell_origins(&mut self) {
+        for (node, jobs) in std::mem::take(&mut self.to_tell) {
+            for jobs in jobs.chunks(FINISHED_IDS_MAX) {
+                self.peers.hints.send(&node, Body::Finished { jobs: jobs.to_vec() });
+            }
+        }
+    }
+
+    fn follow(&mut self, event: &JobEvent) {
+        self.followers.retain_mut(|follower| {
+            if follower.missed > 0 {
+                match follower.sender.try_send(Followed::Missed(follower.missed)) {
+                    Ok(()) => follower.missed = 0,
+                    Err(TrySendError::Full(_)) => {
+                        follower.missed += 1;
+                        return true;
+                    }
+                    Err(TrySendError::Closed(_)) => return false,
+                }
+            }
+            match follower.sender.try_send(Followed::Event(event.clone())) {
+                Ok(()) => true,
+                Err(TrySendError::Full(_)) => {
+                    follower.missed += 1;
+                    true
+                }
+                Err(TrySendError::Closed(_)) => false,
+            }
+        });
+    }
+}
+
+impl Actor for ResultCollector {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(POLL, |collector, ctx| {
+            collector.waiting.retain(|_, waiters| {
+                let before = waiters.len();
+                waiters.retain(|waiter| !waiter.is_closed());
+                collector.waiting_count -= before - waiters.len();
+                !waiters.is_empty()
+            });
+            collector.to_look_up.extend(collector.waiting.keys().copied());
+            collector.look_up(ctx);
+        });
+    }
+}
+
+impl Handler<Await> for ResultCollector {
+    type Result = LocalBoxFuture<'static, Result<Recorded, AwaitError>>;
+
+    fn handle(&mut self, Await(job): Await, ctx: &mut Self::Context) -> Self::Result {
+        if let Some(recorded) = self.recent.get(&job) {
+            let recorded = recorded.clone();
+            return Box::pin(async move { Ok(recorded) });
+        }
+        if self.waiting_count >= AWAITS_MAX {
+            return Box::pin(async { Err(AwaitError::Busy) });
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.waiting.entry(job).or_default().push(sender);
+        self.waiting_count += 1;
+        self.to_look_up.insert(job);
+        self.look_up(ctx);
+        Box::pin(async move { receiver.await.unwrap_or(Err(AwaitError::Stopped)) })
+    }
+}
+
+impl Handler<LookedUp> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, LookedUp { asked, answer }: LookedUp, ctx: &mut Self::Context) {
+        self.looking = false;
+        match answer {
+            Ok(rows) => {
+                for job in asked {
+                    match rows.iter().find(|row| row.id == job) {
+                        Some(JobRow { recorded: Some(recorded), .. }) => {
+                            self.ended(job, recorded.clone());
+                        }
+                        Some(_) => {}
+                        None => {
+                            for waiter in self.waiting.remove(&job).unwrap_or_default() {
+                                self.waiting_count -= 1;
+                                // A caller may have given up.
+                                let _ = waiter.send(Err(AwaitError::Unknown(job)));
+                            }
+                        }
+                    }
+                }
+            }
+            // The next poll asks again.
+            Err(error) => tracing::warn!(%error, "outcomes could not be looked up"),
+        }
+        self.look_up(ctx);
+    }
+}
+
+impl Handler<EndedElsewhere> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, EndedElsewhere { jobs }: EndedElsewhere, ctx: &mut Self::Context) {
+        self.to_look_up.extend(jobs.into_iter().filter(|job| self.waiting.contains_key(job)));
+        self.look_up(ctx);
+    }
+}
+
+impl Handler<JobEvent> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, event: JobEvent, ctx: &mut Self::Context) {
+        self.follow(&event);
+        if let JobEvent::Ended { job, origin, recorded: Some(recorded), .. } = event {
+            if origin != self.identity.node {
+                if self.to_tell.is_empty() {
+                    ctx.run_later(TELL_AFTER, |collector, _| collector.tell_origins());
+                }
+                self.to_tell.entry(origin).or_default().push(job);
+            }
+            self.ended(job, recorded);
+        }
+    }
+}
+
+impl Handler<Follow> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, Follow(sender): Follow, _: &mut Self::Context) {
+        self.followers.push(Follower { sender, missed: 0 });
+    }
+}

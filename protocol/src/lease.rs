@@ -1,1 +1,0 @@
-//! lease (being written).
