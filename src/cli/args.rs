@@ -46,6 +46,14 @@ pub(crate) enum Command {
     DemoNode(DemoNodeArgs),
 }
 
+impl Command {
+    /// What is run without a command.
+    pub(crate) fn default_demo() -> Self {
+        let cli = Cli::parse_from(["meshwork", "demo"]);
+        cli.command.expect("a command was given")
+    }
+}
+
 #[derive(Args, Clone, Debug)]
 #[command(
     long_about = "Runs nodes on this machine, each a process of its own, gives them skewed work, \

@@ -226,7 +226,7 @@ fn take(followed: Followed, news: &mut Vec<JobNews>) -> u64 {
             JobNews::Ended { at_us, job, attempt, stolen, ran_us, recorded, error }
         }
         JobEvent::StolenIn { from, jobs } => JobNews::Stolen { at_us, from, jobs: jobs as u32 },
-        JobEvent::Requeued { from, buffered, interrupted } => {
+        JobEvent::Requeued { from, buffered, interrupted, .. } => {
             JobNews::Requeued { at_us, from: from.node, buffered, interrupted }
         }
         // A newer kind of event says nothing that this protocol knows.

@@ -94,7 +94,7 @@ async fn live(setup: Setup) -> ExitCode {
 }
 
 async fn start(setup: &Setup, links: &LinkTable) -> Result<Mesh, StartError> {
-    let mut builder = Mesh::builder(&setup.id)
+    let mut builder = Mesh::builder(setup.id.as_str())
         .mesh_name(&setup.mesh)
         .bind("127.0.0.1:0")
         .store(Store::sqlite(&setup.db))

@@ -120,11 +120,11 @@ impl Ledger {
     }
 
     /// Jobs are being sent to `node`.
-    pub(crate) fn sent(&mut self, node: usize, seqs: std::ops::Range<usize>, at_us: u64) {
+    pub(crate) fn sent(&mut self, node: usize, seqs: &[usize], at_us: u64) {
         self.first_sent_us.get_or_insert(at_us);
         self.nodes[node].enqueued += seqs.len() as u64;
-        for job in &mut self.jobs[seqs] {
-            job.sent_us = at_us;
+        for seq in seqs {
+            self.jobs[*seq].sent_us = at_us;
         }
     }
 
@@ -247,8 +247,8 @@ mod tests {
     #[test]
     fn a_run_is_counted() {
         let mut ledger = ledger(3);
-        ledger.sent(0, 0..2, 1_000);
-        ledger.sent(1, 2..3, 2_000);
+        ledger.sent(0, &[0, 1], 1_000);
+        ledger.sent(1, &[2], 2_000);
         ledger.hear(0, &started(3_000, 0, false));
         let stolen = JobNews::Stolen { at_us: 4_000, from: NodeId::new("a").unwrap(), jobs: 1 };
         ledger.hear(1, &stolen);
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn second_outcomes_and_second_starts_are_seen() {
         let mut ledger = ledger(1);
-        ledger.sent(0, 0..1, 0);
+        ledger.sent(0, &[0], 0);
         for node in 0..2 {
             ledger.hear(node, &started(1, 0, false));
             ledger.hear(node, &ended(2, 0, Some(answer())));

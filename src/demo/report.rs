@@ -280,7 +280,7 @@ mod tests {
         let ids = [0, 1].map(|n| JobId::from_bytes([n; 16]));
         let nodes: Vec<_> = names.iter().map(|n| NodeId::new(n).unwrap()).collect();
         let mut ledger = Ledger::new(&nodes, ids.to_vec());
-        ledger.sent(0, 0..2, 0);
+        ledger.sent(0, &[0, 1], 0);
         let from = nodes[0].clone();
         ledger.hear(1, &JobNews::Stolen { at_us: 1_000, from, jobs: 1 });
         let answer = r#"{"xxh3":"00000000000000ab","bytes":3,"lines":1}"#;

@@ -63,6 +63,12 @@ impl Findings {
         self.problem_count == 0
     }
 
+    /// Something else is wrong with the run; it is the first thing to say.
+    pub(crate) fn fail(&mut self, problem: String) {
+        self.problem_count += 1;
+        self.problems.insert(0, problem);
+    }
+
     fn problem(&mut self, problem: String) {
         self.problem_count += 1;
         if self.problems.len() < PROBLEMS_MAX {
