@@ -319,6 +319,7 @@ impl World {
 
     fn at(&mut self, at: Instant, event: Event) {
         self.queued += 1;
+        assert!(self.queued < 200_000, "a storm of messages");
         self.events.push(Reverse(Queued(at, self.queued, event)));
     }
 
@@ -385,7 +386,8 @@ impl World {
     /// Carries out what the machines of node `n` want.
     fn follow(&mut self, n: usize) {
         let owner = self.nodes[n].owner.clone();
-        loop {
+        for effects in 0.. {
+            assert!(effects < 10_000, "a storm within one node");
             if let Some(effect) = self.nodes[n].deque.poll_effect() {
                 self.follow_deque(n, &owner, effect);
             } else if let Some(effect) = self.nodes[n].thief.poll_effect() {
