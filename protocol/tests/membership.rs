@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use meshwork_protocol::id::{Generation, Incarnation, NodeId};
+use meshwork_protocol::load::Load;
 use meshwork_protocol::sim::invariants::converged;
 use meshwork_protocol::sim::{End, Faults, HostIx, World, for_seeds};
 use meshwork_protocol::swim::dissemination::send_limit;
@@ -202,6 +203,51 @@ fn a_bad_link_between_two_is_nobodys_death() {
         }
         converge(&mut world, Duration::ZERO);
     });
+}
+
+#[test]
+fn round_trips_of_two_thirds_of_a_period_accuse_nobody() {
+    let ms = Duration::from_millis;
+    for_seeds(4, |seed| {
+        let wide = Faults { delay: ms(80)..=ms(160), ..Faults::none() };
+        let mut world = World::mesh(seed, SwimConfig::default(), wide, 5);
+        converge(&mut world, secs(10));
+        world.run_for(secs(300));
+        for host in world.hosts() {
+            let accused =
+                host.events.iter().any(|(_, e)| matches!(e, MembershipEvent::Suspected { .. }));
+            assert!(!accused, "{:?}", host.events);
+        }
+    });
+}
+
+#[test]
+fn every_load_is_known_to_all_and_young() {
+    for nodes in [5, 64] {
+        for_seeds(2, |seed| {
+            let mut world = settled(seed, nodes);
+            for turn in 1..=30 {
+                for host in 0..nodes {
+                    let load = Load { version: turn, queued: 7, ..Load::default() };
+                    world.set_load(host, load);
+                }
+                world.run_for(PERIOD);
+            }
+            let mut ages = Vec::new();
+            for host in world.hosts() {
+                for other in world.hosts().iter().filter(|other| other.id != host.id) {
+                    let (load, age) = host.load_of(world.now(), &other.id).expect("it is known");
+                    assert_eq!(load.queued, 7);
+                    ages.push(age);
+                }
+            }
+            ages.sort();
+            let (median, worst) = (ages[ages.len() / 2], ages[ages.len() - 1]);
+            println!("{nodes} nodes: loads {median:?} old (median), {worst:?} (worst)");
+            assert!(median <= PERIOD * 5, "{median:?}");
+            assert!(worst <= PERIOD * 15, "{worst:?}");
+        });
+    }
 }
 
 /// Every datagram is lost with one chance in five, and takes up to 20 ms; a lost segment of a stream

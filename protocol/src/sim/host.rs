@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::id::{Generation, NodeId};
+use crate::load::Load;
 use crate::sim::machines::{Input, Machines};
 use crate::swim::{Member, MemberState, MembershipEvent};
 use crate::time::Instant;
@@ -65,6 +66,11 @@ impl Host {
     /// When the host is down.
     pub fn members(&self) -> &crate::swim::Members {
         self.machines.as_ref().expect("the host is up").swim.members()
+    }
+
+    /// The newest load of `id` that this node knows, and its age at `now`, a time of the world.
+    pub fn load_of(&self, now: Instant, id: &NodeId) -> Option<(Load, Duration)> {
+        self.members().loads().load_of(now + self.clock, id)
     }
 
     /// What this node thinks of `id`.

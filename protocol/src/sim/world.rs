@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::limits::DATAGRAM_BYTES_MAX;
+use crate::load::Load;
 use crate::sim::host::{End, Host};
 use crate::sim::invariants::Invariant;
 use crate::sim::machines::{Input, Machines, Output};
@@ -204,6 +205,13 @@ impl World {
     pub fn leave(&mut self, host: HostIx) {
         self.hosts[host].leaving = true;
         self.step(host, Input::Leave);
+    }
+
+    /// Sets a running node's load.
+    pub fn set_load(&mut self, host: HostIx, load: Load) {
+        if let Some(machines) = &mut self.hosts[host].machines {
+            machines.swim.set_load(load);
+        }
     }
 
     /// Stops a process without killing it: its kernel still takes in what comes.
