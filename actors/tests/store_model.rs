@@ -39,7 +39,7 @@ enum Step {
     LeaseOf(LeaseOf),
 }
 
-const JOBS: u64 = 5;
+const JOBS: u64 = 12;
 
 fn some_owner() -> impl Strategy<Value = Owner> {
     (select(vec!["a", "b", "c"]), prop_oneof![4 => Just(1), 2 => Just(2), 1 => Just(3)])
@@ -51,11 +51,11 @@ fn some_claim() -> impl Strategy<Value = Claim> {
 }
 
 fn some_claims() -> impl Strategy<Value = Vec<Claim>> {
-    proptest::collection::vec(some_claim(), 0..5)
+    proptest::collection::vec(some_claim(), 0..8)
 }
 
 fn some_aim() -> impl Strategy<Value = Aim> {
-    prop_oneof![2 => Just(Aim::Wild), 6 => Just(Aim::True), 1 => Just(Aim::Stale)]
+    prop_oneof![2 => Just(Aim::Wild), 5 => Just(Aim::True), 2 => Just(Aim::Stale)]
 }
 
 fn some_jobs() -> impl Strategy<Value = Vec<JobId>> {
@@ -73,9 +73,9 @@ fn some_job() -> impl Strategy<Value = NewJob> {
 
 fn some_end() -> impl Strategy<Value = Disposition> {
     prop_oneof![
-        Just(Disposition::Succeeded("1".into())),
-        Just(Disposition::Dead("no".into())),
-        (0_u64..10).prop_map(|ms| Disposition::RetryAfter {
+        1 => Just(Disposition::Succeeded("1".into())),
+        1 => Just(Disposition::Dead("no".into())),
+        3 => (0_u64..10).prop_map(|ms| Disposition::RetryAfter {
             delay: Duration::from_millis(ms),
             error: "io".into()
         }),
