@@ -121,7 +121,10 @@ mod tests {
     fn no_more_than_asked_for() {
         let dir = tree();
         let found = regular_files(dir.path(), 2, &BTreeSet::new()).unwrap();
-        assert_eq!((names(dir.path(), &found), found.more), (vec!["a".into(), "b/10".into()], true));
+        assert_eq!(
+            (names(dir.path(), &found), found.more),
+            (vec!["a".into(), "b/10".into()], true)
+        );
         assert!(!regular_files(dir.path(), 5, &BTreeSet::new()).unwrap().more);
     }
 
@@ -141,6 +144,9 @@ mod tests {
         assert_eq!(found.files, [file]);
         let gone = regular_files(&dir.path().join("gone"), 100, &BTreeSet::new());
         assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(regular_files(&dir.path().join("empty"), 1, &BTreeSet::new()).unwrap().files.len(), 0);
+        assert_eq!(
+            regular_files(&dir.path().join("empty"), 1, &BTreeSet::new()).unwrap().files.len(),
+            0
+        );
     }
 }

@@ -87,9 +87,15 @@ impl Work {
                             raise --nodes"
                     .into());
             }
-            Some(kill) => Some(names.iter().position(|name| *name == kill.node).ok_or_else(|| {
-                format!("--kill: there is no node {:?}; there are {}", kill.node, names.join(", "))
-            })?),
+            Some(kill) => {
+                Some(names.iter().position(|name| *name == kill.node).ok_or_else(|| {
+                    format!(
+                        "--kill: there is no node {:?}; there are {}",
+                        kill.node,
+                        names.join(", ")
+                    )
+                })?)
+            }
         };
         let root = args.path.clone().unwrap_or_else(|| ".".into());
         let except = written_by_us(args);
@@ -102,7 +108,9 @@ impl Work {
         let found = files::regular_files(&root, wanted, &except)
             .map_err(|e| format!("PATH: {shown}: {e}"))?;
         if found.files.is_empty() {
-            return Err(format!("PATH: {shown} holds no regular file (`.git` and folders with a CACHEDIR.TAG are skipped)"));
+            return Err(format!(
+                "PATH: {shown} holds no regular file (`.git` and folders with a CACHEDIR.TAG are skipped)"
+            ));
         }
         let one_a_file = args.path.is_some() && args.jobs.is_none();
         if one_a_file && found.more {
@@ -114,9 +122,9 @@ impl Work {
         let jobs = if one_a_file { found.files.len() } else { wanted };
         let out = match &args.out {
             None => None,
-            Some(path) => Some(
-                File::create(path).map_err(|e| format!("--out: {}: {e}", path.display()))?,
-            ),
+            Some(path) => {
+                Some(File::create(path).map_err(|e| format!("--out: {}: {e}", path.display()))?)
+            }
         };
         Ok(Self { names, kill, root, found, jobs, out })
     }
@@ -275,13 +283,7 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     Ok(())
 }
 
-fn header(
-    args: &DemoArgs,
-    work: &Work,
-    stealing: Stealing,
-    folder: &Path,
-    db: &Path,
-) -> String {
+fn header(args: &DemoArgs, work: &Work, stealing: Stealing, folder: &Path, db: &Path) -> String {
     let nodes = work.names.len();
     let files = work.found.files.len();
     let busy = work.names[..plan::busy_nodes(nodes)].join(" and ");
@@ -304,21 +306,41 @@ fn header(
         line("latency", "none, all is loopback");
     } else {
         let round_trip = regions::longest_round_trip(nodes).as_millis();
-        line("latency", &format!("emulated between regions, round trips of up to {round_trip} ms; the database has none"));
+        line(
+            "latency",
+            &format!(
+                "emulated between regions, round trips of up to {round_trip} ms; the database has none"
+            ),
+        );
     }
-    line("database", &format!("{}, one SQLite file for all{}", db.display(), if args.db.is_some() { "" } else { ", removed at the end" }));
+    line(
+        "database",
+        &format!(
+            "{}, one SQLite file for all{}",
+            db.display(),
+            if args.db.is_some() { "" } else { ", removed at the end" }
+        ),
+    );
     if nodes > 1 {
-        line("work", &format!("4 of 5 jobs go to {busy}, whose deques hold them all: idle nodes steal rather than claim"));
+        line(
+            "work",
+            &format!(
+                "4 of 5 jobs go to {busy}, whose deques hold them all: idle nodes steal rather than claim"
+            ),
+        );
     }
     if args.no_steal {
         line("stealing", "off");
     } else if nodes > 1 {
-        line("stealing", &format!(
-            "at most {} jobs at once, asked for when {} or fewer wait{}",
-            stealing.batch,
-            stealing.threshold,
-            if args.no_latency { "" } else { ": set for these round trips" },
-        ));
+        line(
+            "stealing",
+            &format!(
+                "at most {} jobs at once, asked for when {} or fewer wait{}",
+                stealing.batch,
+                stealing.threshold,
+                if args.no_latency { "" } else { ": set for these round trips" },
+            ),
+        );
     }
     line("lease", &format!("{} s", plan::LEASE.as_secs()));
     if let Some(socket) = socket_path(folder, &work.names[0]) {

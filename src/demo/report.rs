@@ -126,7 +126,13 @@ impl Report {
         let mut table = Table::new();
         table.load_style(NOTHING);
         table.set_header([
-            "region", "enqueued", "ran", "stolen in", "stolen out", "median wait", "p99 wait",
+            "region",
+            "enqueued",
+            "ran",
+            "stolen in",
+            "stolen out",
+            "median wait",
+            "p99 wait",
         ]);
         for node in &self.per_node {
             let killed = self.killed.as_ref() == Some(&node.node);
@@ -153,7 +159,8 @@ impl Report {
             String::new(),
             String::new(),
         ]);
-        let mut text = table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>();
+        let mut text =
+            table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>();
         let mut line = |words: String| {
             text.push_str(&words);
             text.push('\n');

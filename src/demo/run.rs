@@ -273,9 +273,13 @@ impl Run {
                 self.complained(node, &line);
                 Ok(())
             }
-            Heard::Garbled(what) => Err(self.fault(node, &format!("says what no node says: {what}"))),
+            Heard::Garbled(what) => {
+                Err(self.fault(node, &format!("says what no node says: {what}")))
+            }
             Heard::Exited(_) if self.killed == Some(node) => Ok(()),
-            Heard::Exited(Ok(status)) => Err(self.fault(node, &format!("has ended by itself: {status}"))),
+            Heard::Exited(Ok(status)) => {
+                Err(self.fault(node, &format!("has ended by itself: {status}")))
+            }
             Heard::Exited(Err(e)) => Err(self.fault(node, &format!("cannot be waited for: {e}"))),
         }
     }
@@ -401,7 +405,8 @@ impl Run {
     /// that none is there twice.
     fn give_to_others(&mut self, node: usize) {
         let mut batches = std::mem::take(&mut self.parts.batches[node]);
-        let lost = self.unanswered.extract_if(|_, (to, _)| *to == node).map(|(_, (_, batch))| batch);
+        let lost =
+            self.unanswered.extract_if(|_, (to, _)| *to == node).map(|(_, (_, batch))| batch);
         for batch in lost {
             self.parts.ledger.taken_back(node, batch.len());
             batches.push_back(batch);
@@ -465,7 +470,12 @@ impl Run {
             self.ask(node, Request::Status);
         }
         let until = Instant::now() + STATUS_LIMIT;
-        while self.nodes.iter().enumerate().any(|(i, n)| n.status.is_none() && self.killed != Some(i)) {
+        while self
+            .nodes
+            .iter()
+            .enumerate()
+            .any(|(i, n)| n.status.is_none() && self.killed != Some(i))
+        {
             tokio::select! {
                 (node, heard) = self.parts.fleet.hear() => self.heard(node, heard)?,
                 signal = self.parts.signals.next() => return Err(Stop::Interrupted(signal)),

@@ -509,9 +509,8 @@ mod tests {
 
     /// Jobs of 10 ms in one slot: `stealable` of them drain in as many times 10 ms.
     fn load(name: &str, version: u64, stealable: u32) -> LoadReport {
-        let queued = stealable;
-        let load =
-            Load { version, stealable, queued, slots: 1, service_us: 10_000, ..Load::default() };
+        let (queued, running, slots, service_us) = (stealable, 1, 1, 10_000);
+        let load = Load { version, stealable, queued, running, slots, service_us };
         LoadReport { node: node(name), generation: Generation(1), load, age_ms: 0 }
     }
 
