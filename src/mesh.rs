@@ -72,6 +72,7 @@ struct Handles {
     load: Arc<meshwork_actors::load_cell::LoadCell>,
     metrics: Arc<meshwork_actors::metrics::Metrics>,
     joining: watch::Receiver<Joining>,
+    faults: watch::Receiver<Option<StopReason>>,
 }
 
 /// What a job came to.
@@ -161,7 +162,7 @@ impl Mesh {
             running: wired.running,
             arbiters,
             store: own_store.map(|running| (running, store.close.clone())),
-            faults: wired.stop,
+            faults: wired.stop.clone(),
             requested: stop_requested,
             stopped: stopped_sender,
         };
@@ -181,6 +182,7 @@ impl Mesh {
             load: wired.load,
             metrics: wired.metrics,
             joining: wired.joining,
+            faults: wired.stop,
         };
         Self(Arc::new(Inner {
             identity,
@@ -382,8 +384,8 @@ impl Mesh {
         if !finished {
             wired.cancel.do_send(CancelAll);
         }
-        // The mailbox answers when the goodbye is on its way.
-        let _ = wired.members.send(Leave).await;
+        // A mesh that hears no goodbye finds out by probing.
+        let _ = tokio::time::timeout(STOP_LIMIT, wired.members.send(Leave)).await;
         let retired = store.retire.send(Retire { owner }).await;
         let requeued = retired.ok().and_then(Result::ok);
         DrainReport {
@@ -398,15 +400,21 @@ impl Mesh {
         let mut joining = self.0.wired.joining.clone();
         let seeds = self.0.seeds;
         let decided = |joining: &Joining| joining.joined || joining.unreachable.len() >= seeds;
+        let mut faults = self.0.wired.faults.clone();
         tokio::select! {
-            // A closed channel means that the node has stopped, and the other branch says why.
+            biased;
+            _ = faults.wait_for(Option::is_some) => {}
             _ = tokio::time::timeout(limit, joining.wait_for(decided)) => {}
-            reason = self.stopped() => return Err(match reason {
+        }
+        let fault = faults.borrow().clone();
+        if let Some(fault) = fault {
+            self.stopped().await;
+            return Err(match fault {
                 StopReason::IdInUse { holder } => {
                     StartError::IdInUse { id: self.id().clone(), holder }
                 }
-                reason => StartError::Stopped(reason),
-            }),
+                fault => StartError::Stopped(fault),
+            });
         }
         Ok(())
     }

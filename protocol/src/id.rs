@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::limits::NAME_BYTES_MAX;
@@ -94,11 +95,25 @@ macro_rules! name {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                let text = String::deserialize(d)?;
-                Self::new(&text).map_err(serde::de::Error::custom)
+                d.deserialize_str(NameVisitor(|text| Self::new(text)))
             }
         }
     };
+}
+
+/// Checks a text where it lies, before anything is allocated for it.
+struct NameVisitor<T>(fn(&str) -> Result<T, NameError>);
+
+impl<T> Visitor<'_> for NameVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1 to {NAME_BYTES_MAX} bytes of visible text")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        (self.0)(text).map_err(E::custom)
+    }
 }
 
 name! {

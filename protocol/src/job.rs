@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::id::{FencingToken, HandlerName, JobId, NodeId, Tenant};
 use crate::limits::ERROR_BYTES_MAX;
@@ -17,8 +18,10 @@ pub struct JobSpec {
     /// Who runs it.
     pub handler: HandlerName,
     /// Its arguments, as JSON text.
+    #[serde(deserialize_with = "shared_text")]
     pub arguments: Arc<str>,
     /// Places it on the hash ring; without one it belongs to the node that accepted it.
+    #[serde(default, deserialize_with = "optional_text")]
     pub key: Option<Arc<str>>,
     /// Whose it is.
     pub tenant: Tenant,
@@ -34,6 +37,32 @@ pub struct JobSpec {
     pub origin: NodeId,
     /// When it was accepted, in milliseconds since the Unix epoch, for people to read.
     pub enqueued_ms: u64,
+}
+
+/// Reads a text from where it lies: a length that only announces one allocates nothing.
+fn shared_text<'de, D: Deserializer<'de>>(d: D) -> Result<Arc<str>, D::Error> {
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = Arc<str>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text")
+        }
+
+        fn visit_str<E>(self, text: &str) -> Result<Arc<str>, E> {
+            Ok(Arc::from(text))
+        }
+    }
+
+    d.deserialize_str(Text)
+}
+
+fn optional_text<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Arc<str>>, D::Error> {
+    #[derive(Deserialize)]
+    struct Text(#[serde(deserialize_with = "shared_text")] Arc<str>);
+
+    Ok(Option::deserialize(d)?.map(|Text(text)| text))
 }
 
 /// A job that some owner may run, by the right of its token.

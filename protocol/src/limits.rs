@@ -20,11 +20,15 @@ pub const SEAL_BYTES: usize = 24 + 16;
 /// What is left for the encoded message.
 pub const DATAGRAM_BODY_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - DATAGRAM_HEADER_BYTES - SEAL_BYTES;
 
+/// Most updates, and most loads, that a datagram may announce: what one byte counts. The smallest
+/// of either has ten bytes, so the body's size is the tighter bound.
+pub const DATAGRAM_ITEMS_MAX: usize = 250;
+
 /// Largest payload of a stream frame, in bytes.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// Bound on what a decoder may claim for one datagram: its strings and vectors are never larger
-/// than the datagram itself, times the growth of small integers in memory.
+/// Bound on what a decoder may claim for one datagram. A small integer of one byte claims eight, so
+/// no message that a node sends needs more than eight times its size.
 pub const DATAGRAM_DECODE_BYTES_MAX: usize = 16 * DATAGRAM_BYTES_MAX;
 
 /// The same for a stream frame.
@@ -113,6 +117,10 @@ pub const STEAL_BACKOFF: Duration = Duration::from_millis(500);
 /// The avoidance grows no longer than this: a victim is never given up while it is a live member.
 pub const STEAL_BACKOFF_MAX: Duration = Duration::from_secs(30);
 
+const _: () = assert!(
+    DATAGRAM_BODY_BYTES_MAX / 10 < DATAGRAM_ITEMS_MAX,
+    "a datagram is full before its counts need a second byte"
+);
 const _: () = assert!(DATAGRAM_BODY_BYTES_MAX >= 1_024, "a ping and several updates must fit");
 const _: () = assert!(
     STATE_CHUNK_MEMBERS_MAX * MEMBER_BYTES_MAX < FRAME_BYTES_MAX,

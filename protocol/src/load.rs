@@ -20,12 +20,28 @@ pub struct Load {
     pub stealable: u32,
     /// Jobs in the deque.
     pub queued: u32,
-    /// Jobs that run now.
+    /// Jobs that run now, or have been handed to an executor to run next.
     pub running: u32,
     /// Jobs that can run at once.
     pub slots: u32,
     /// Smoothed time that one job holds a slot, in microseconds; 0 while none has run.
     pub service_us: u32,
+}
+
+impl Load {
+    /// How many jobs `self` would have to give to `thief` so that both have the same work for each
+    /// of their slots: queued and running, less the slots. 0 when the thief is no better off.
+    ///
+    /// Rounded down, and so a fixed point is reached: of two nodes of which each would call itself
+    /// idle, neither takes from the other what the other would take back.
+    pub fn surplus_over(&self, thief: &Self) -> u32 {
+        let (mine, theirs) = (i128::from(self.slots.max(1)), i128::from(thief.slots));
+        let excess = |load: &Self| {
+            i128::from(load.queued) + i128::from(load.running) - i128::from(load.slots)
+        };
+        let surplus = (excess(self) * theirs - excess(thief) * mine) / (mine + theirs);
+        u32::try_from(surplus.max(0)).unwrap_or(u32::MAX)
+    }
 }
 
 /// A node's load as it is told to others.
@@ -99,6 +115,32 @@ mod tests {
         let load = Load { version, queued, ..Load::default() };
         let node = NodeId::new("a").unwrap();
         LoadReport { node, generation: Generation(generation), load, age_ms: 100 }
+    }
+
+    fn busy(queued: u32, running: u32, slots: u32) -> Load {
+        Load { queued, running, slots, ..Load::default() }
+    }
+
+    #[test]
+    fn surplus_evens_out_the_work_of_each_slot_and_stops_there() {
+        let idle = busy(0, 0, 4);
+        assert_eq!(busy(60, 4, 4).surplus_over(&idle), 32, "the thief's free slots count");
+        assert_eq!(
+            busy(1, 4, 4).surplus_over(&idle),
+            2,
+            "more than it has: the deque knows better"
+        );
+        assert_eq!(busy(0, 4, 4).surplus_over(&busy(0, 4, 4)), 0);
+        assert_eq!(busy(3, 2, 2).surplus_over(&busy(2, 2, 2)), 0, "a job less is no reason");
+        assert_eq!(busy(4, 2, 2).surplus_over(&busy(2, 2, 2)), 1);
+        assert_eq!(busy(2, 2, 2).surplus_over(&busy(4, 2, 2)), 0, "never from the poorer");
+        assert_eq!(
+            busy(30, 1, 1).surplus_over(&busy(0, 0, 3)),
+            23,
+            "three slots take three shares"
+        );
+        assert_eq!(busy(30, 1, 1).surplus_over(&busy(0, 0, 0)), 0, "no slot, no share");
+        assert_eq!(busy(u32::MAX, u32::MAX, 0).surplus_over(&busy(0, 0, u32::MAX)), u32::MAX);
     }
 
     #[test]

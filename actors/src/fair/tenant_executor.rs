@@ -112,6 +112,8 @@ pub struct TenantExecutor {
     /// May run, and wait for a slot.
     ready: VecDeque<u64>,
     running: usize,
+    /// Starting, ready or running: what a thief would have to wait for.
+    in_hand: usize,
     service: ServiceTime,
     idle_waiters: Vec<tokio::sync::oneshot::Sender<()>>,
     peers: Peers,
@@ -141,6 +143,7 @@ impl TenantExecutor {
             next_serial: 0,
             ready: VecDeque::new(),
             running: 0,
+            in_hand: 0,
             service: ServiceTime::default(),
             idle_waiters: Vec::new(),
             peers,
@@ -148,7 +151,7 @@ impl TenantExecutor {
     }
 
     fn tell_load(&self) {
-        self.setup.load.set_executor(self.running, self.setup.slots, self.service.us);
+        self.setup.load.set_executor(self.in_hand, self.setup.slots, self.service.us);
     }
 
     fn forget(&mut self, serial: u64) {
@@ -295,6 +298,8 @@ impl Handler<Run> for TenantExecutor {
         let claims = vec![job.claim()];
         let held = Held { job: Arc::new(job), waited, stolen, stage: Stage::Starting };
         self.jobs.insert(serial, held);
+        self.in_hand += 1;
+        self.tell_load();
         let owner = self.setup.identity.owner();
         let start = self.peers.store.start.send(Start { owner, claims });
         let me = ctx.address();
@@ -323,6 +328,8 @@ impl Handler<StartAnswered> for TenantExecutor {
             self.ready.push_back(answer.serial);
             self.fill_slots(ctx);
         } else {
+            self.in_hand -= 1;
+            self.tell_load();
             self.forget(answer.serial);
             self.peers.credit.do_send(Credit(1));
         }
@@ -337,6 +344,7 @@ impl Handler<Returned> for TenantExecutor {
         let Stage::Running { since, .. } = held.stage else { return };
         let ran = self.clock.now().saturating_since(since);
         self.running -= 1;
+        self.in_hand -= 1;
         self.service.observe(ran);
         match end {
             Some(end) => {
@@ -391,6 +399,7 @@ impl Handler<CancelAll> for TenantExecutor {
                 Stage::Starting | Stage::Ready => {}
             }
             freed += 1;
+            self.in_hand -= 1;
             self.forget(serial);
         }
         self.ready.clear();

@@ -54,7 +54,7 @@ impl Subscribe {
 #[rtype(result = "()")]
 pub struct JoinSeeds(pub Vec<String>);
 
-/// Leave the mesh: the own record becomes Left, and some members are told.
+/// Leave the mesh: the own record becomes Left, and some members are told. Answered when they were.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Leave;
@@ -313,12 +313,16 @@ impl Handler<JoinSeeds> for MembershipStore {
 }
 
 impl Handler<Leave> for MembershipStore {
-    type Result = ();
+    type Result = LocalBoxFuture<'static, ()>;
 
-    fn handle(&mut self, _: Leave, ctx: &mut Self::Context) {
+    fn handle(&mut self, _: Leave, ctx: &mut Self::Context) -> Self::Result {
         self.members.leave(self.clock.now());
         self.dispatch(ctx);
-        self.peers.goodbye.do_send(SayGoodbye);
+        let goodbye = self.peers.goodbye.send(SayGoodbye);
+        Box::pin(async move {
+            // A prober that is gone says nothing more; the others find out by probing.
+            let _ = goodbye.await;
+        })
     }
 }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use futures_util::future::LocalBoxFuture;
 use meshwork_protocol::swim::detector::{Detector, Effect};
 use meshwork_protocol::swim::members::Target;
 use meshwork_protocol::swim::{Ask, Changed};
@@ -23,7 +24,7 @@ use crate::start::{Alarm, Timed};
 #[rtype(result = "()")]
 pub struct SpreadChanged(pub Changed);
 
-/// Say goodbye to some members.
+/// Say goodbye to some members; answered when the datagrams are sent.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct SayGoodbye;
@@ -68,25 +69,29 @@ impl SwimProber {
                 Effect::Transmit { to, message } => {
                     self.peers.transmit.do_send(Transmit { to, message });
                 }
-                Effect::Heard(heard) => {
-                    self.peers.heard.do_send(MembersHeard(heard));
-                }
-                Effect::Verdict(verdict) => self.peers.verdict.do_send(MemberVerdict(verdict)),
-                Effect::StreamPing { id, to, target: _ } => {
-                    let dial = self.peers.dial.send(Dial { to: Target::Addr(to), ask: Ask::Ping });
-                    let me = ctx.address();
-                    actix::spawn(async move {
-                        let result = match dial.await {
-                            Ok(Ok((from, _pong))) => Ok(from),
-                            _ => Err(()),
-                        };
-                        me.do_send(StreamPinged { id, result });
-                    });
-                }
-                _ => {}
+                effect => self.carry(effect, ctx),
             }
         }
         self.alarm.set(ctx, self.clock, self.detector.poll_timeout());
+    }
+
+    fn carry(&self, effect: Effect, ctx: &Context<Self>) {
+        match effect {
+            Effect::Heard(heard) => self.peers.heard.do_send(MembersHeard(heard)),
+            Effect::Verdict(verdict) => self.peers.verdict.do_send(MemberVerdict(verdict)),
+            Effect::StreamPing { id, to, target: _ } => {
+                let dial = self.peers.dial.send(Dial { to: Target::Addr(to), ask: Ask::Ping });
+                let me = ctx.address();
+                actix::spawn(async move {
+                    let result = match dial.await {
+                        Ok(Ok((from, _pong))) => Ok(from),
+                        _ => Err(()),
+                    };
+                    me.do_send(StreamPinged { id, result });
+                });
+            }
+            _ => {}
+        }
     }
 }
 
@@ -140,10 +145,23 @@ impl Handler<StreamPinged> for SwimProber {
 }
 
 impl Handler<SayGoodbye> for SwimProber {
-    type Result = ();
+    type Result = LocalBoxFuture<'static, ()>;
 
-    fn handle(&mut self, _: SayGoodbye, ctx: &mut Self::Context) {
+    fn handle(&mut self, _: SayGoodbye, ctx: &mut Self::Context) -> Self::Result {
         self.detector.handle_leave(self.clock.now());
-        self.dispatch(ctx);
+        let mut goodbyes = Vec::new();
+        while let Some(effect) = self.detector.poll_effect() {
+            match effect {
+                Effect::Transmit { to, message } => {
+                    goodbyes.push(self.peers.transmit.send(Transmit { to, message }));
+                }
+                effect => self.carry(effect, ctx),
+            }
+        }
+        self.alarm.set(ctx, self.clock, self.detector.poll_timeout());
+        Box::pin(async move {
+            // Whatever could not be sent is what a probe finds out later.
+            futures_util::future::join_all(goodbyes).await;
+        })
     }
 }

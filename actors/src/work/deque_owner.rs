@@ -19,7 +19,7 @@ use meshwork_protocol::deque::{Dispatcher, Effect, InsertOutcome, Plan, Source};
 use meshwork_protocol::hash_ring::HashRing;
 use meshwork_protocol::id::{HandlerName, JobId, NodeId, Owner};
 use meshwork_protocol::job::{Claim, ClaimedJob, JobSpec};
-use meshwork_protocol::load::LoadReport;
+use meshwork_protocol::load::{Load, LoadReport};
 use meshwork_protocol::swim::MembershipEvent;
 use meshwork_protocol::wire::datagram::Body;
 use meshwork_protocol::wire::stream::Offer;
@@ -89,6 +89,8 @@ pub struct Surrender {
     pub seq: u32,
     /// At most so many.
     pub max: usize,
+    /// How busy it is.
+    pub load: Load,
 }
 
 /// A thief says which jobs of an offer it got.
@@ -471,11 +473,10 @@ impl Handler<Credit> for DequeOwner {
 impl Handler<Surrender> for DequeOwner {
     type Result = MessageResult<Surrender>;
 
-    fn handle(
-        &mut self,
-        Surrender { thief, seq, max }: Surrender,
-        ctx: &mut Self::Context,
-    ) -> Self::Result {
+    fn handle(&mut self, request: Surrender, ctx: &mut Self::Context) -> Self::Result {
+        let Surrender { thief, seq, max, load: theirs } = request;
+        let even = self.setup.load.load().surplus_over(&theirs);
+        let max = max.min(usize::try_from(even).unwrap_or(usize::MAX));
         let plan = self.dispatcher.surrender(self.clock.now(), &thief, max);
         self.dispatch(ctx);
         let load = LoadReport {

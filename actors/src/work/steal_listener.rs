@@ -142,9 +142,9 @@ impl Session {
         while let Ok(frame) = timeout(SESSION_IDLE, read_frame(&mut stream)).await {
             match frame? {
                 None => break,
-                Some(StealFrame::Request { seq, max }) => {
+                Some(StealFrame::Request { seq, max, load }) => {
                     let max = if self.may_steal(&thief) { max as usize } else { 0 };
-                    let surrender = Surrender { thief: owner(&thief), seq, max };
+                    let surrender = Surrender { thief: owner(&thief), seq, max, load };
                     // A closed mailbox means that the node is stopping.
                     let Ok(offer) = self.peers.surrender.send(surrender).await else { break };
                     write_frame(&mut stream, &StealFrame::Offer(offer)).await?;

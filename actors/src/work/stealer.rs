@@ -226,6 +226,7 @@ impl Stealer {
             let (commands, queue) = mpsc::channel(CONNECTION_QUEUE);
             let session = Session {
                 identity: self.setup.identity.clone(),
+                load: self.setup.load.clone(),
                 dialler: self.setup.dialler.clone(),
                 victim: victim.clone(),
                 stealer: ctx.address().recipient(),
@@ -241,6 +242,7 @@ impl Stealer {
 /// One connection to a victim: requests are answered in order, settlements are not answered.
 struct Session {
     identity: Arc<Identity>,
+    load: Arc<LoadCell>,
     dialler: Arc<dyn Dialler>,
     victim: Member,
     stealer: Recipient<OfferArrived>,
@@ -294,7 +296,8 @@ impl Session {
         max: u32,
     ) -> Result<Offer, LinkError> {
         let stream = self.open(stream).await?;
-        write_frame(stream, &StealFrame::Request { seq, max }).await?;
+        let load = self.load.load();
+        write_frame(stream, &StealFrame::Request { seq, max, load }).await?;
         loop {
             match expect_frame(stream).await? {
                 // The answer to an earlier request, which was given up.

@@ -11,49 +11,47 @@ use meshwork_actors::store::memory::MemoryStore;
 use meshwork_actors::store::messages::*;
 use meshwork_actors::store::sqlite::{SqliteOptions, SqliteStore};
 use meshwork_actors::store::{CrashRule, WallClock};
-use meshwork_protocol::id::{
-    FencingToken, Generation, HandlerName, JobId, NodeId, Owner, Tenant,
-};
+use meshwork_protocol::id::{FencingToken, Generation, HandlerName, JobId, NodeId, Owner, Tenant};
 use meshwork_protocol::job::{Claim, ClaimedJob, Disposition, JobSpec, JobState};
 
 /// When every test begins, in milliseconds since the Unix epoch.
-pub const START_MS: u64 = 1_700_000_000_000;
+pub(crate) const START_MS: u64 = 1_700_000_000_000;
 
 /// A clock that stands still until it is turned.
 #[derive(Clone, Debug)]
-pub struct TestClock(Arc<AtomicU64>);
+pub(crate) struct TestClock(Arc<AtomicU64>);
 
 impl TestClock {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::new(AtomicU64::new(START_MS)))
     }
 
-    pub fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_millis() as u64, Ordering::Relaxed);
     }
 
-    pub fn wall(&self) -> WallClock {
+    pub(crate) fn wall(&self) -> WallClock {
         let now = self.0.clone();
         WallClock::new(move || now.load(Ordering::Relaxed))
     }
 }
 
 /// A store under test.
-pub struct Subject {
-    pub store: StoreHandle,
-    pub clock: TestClock,
+pub(crate) struct Subject {
+    pub(crate) store: StoreHandle,
+    pub(crate) clock: TestClock,
     folder: Option<tempfile::TempDir>,
     arbiter: Option<Arbiter>,
 }
 
 impl Subject {
-    pub fn memory() -> Self {
+    pub(crate) fn memory() -> Self {
         let clock = TestClock::new();
         let store = MemoryStore::new(clock.wall(), CrashRule::default()).start();
         Self { store: StoreHandle::of(&store), clock, folder: None, arbiter: None }
     }
 
-    pub fn sqlite() -> Self {
+    pub(crate) fn sqlite() -> Self {
         let clock = TestClock::new();
         let folder = tempfile::tempdir().unwrap();
         let options = SqliteOptions { clock: clock.wall(), ..SqliteOptions::default() };
@@ -62,7 +60,7 @@ impl Subject {
     }
 
     /// The file of a store that has one.
-    pub fn path(&self) -> std::path::PathBuf {
+    pub(crate) fn path(&self) -> std::path::PathBuf {
         self.folder.as_ref().expect("a store with a file").path().join("jobs.db")
     }
 }
@@ -77,7 +75,7 @@ impl Drop for Subject {
 }
 
 /// Starts a SQLite store on an arbiter of its own.
-pub fn start_sqlite(path: &Path, options: &SqliteOptions) -> (StoreHandle, Arbiter) {
+pub(crate) fn start_sqlite(path: &Path, options: &SqliteOptions) -> (StoreHandle, Arbiter) {
     let store = SqliteStore::open(path, options).unwrap();
     let arbiter = Arbiter::new();
     let store = SqliteStore::start_in_arbiter(&arbiter.handle(), move |_| store);
@@ -85,7 +83,7 @@ pub fn start_sqlite(path: &Path, options: &SqliteOptions) -> (StoreHandle, Arbit
 }
 
 /// A way to ask a store in one word, by the message's type.
-pub trait Ask<M: Message + Send + 'static>
+pub(crate) trait Ask<M: Message + Send + 'static>
 where
     M::Result: Send,
 {
@@ -110,7 +108,7 @@ ask! {
 }
 
 /// Asks, and waits for the answer.
-pub async fn ask<M>(store: &StoreHandle, message: M) -> M::Result
+pub(crate) async fn ask<M>(store: &StoreHandle, message: M) -> M::Result
 where
     M: Message + Send + 'static,
     M::Result: Send,
@@ -119,21 +117,21 @@ where
     store.recipient().send(message).await.expect("the store lives")
 }
 
-pub fn node(name: &str) -> NodeId {
+pub(crate) fn node(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-pub fn owner(name: &str, generation: u64) -> Owner {
+pub(crate) fn owner(name: &str, generation: u64) -> Owner {
     Owner { node: node(name), generation: Generation(generation) }
 }
 
-pub fn id(n: u64) -> JobId {
+pub(crate) fn id(n: u64) -> JobId {
     let mut random = [0; 10];
     random[2..].copy_from_slice(&n.to_be_bytes());
     JobId::from_parts(START_MS + n, random)
 }
 
-pub fn spec(n: u64) -> JobSpec {
+pub(crate) fn spec(n: u64) -> JobSpec {
     JobSpec {
         id: id(n),
         handler: HandlerName::new("digest").unwrap(),
@@ -150,30 +148,30 @@ pub fn spec(n: u64) -> JobSpec {
 }
 
 /// A job of `affinity`, to be inserted unclaimed.
-pub fn unclaimed(spec: JobSpec, affinity: &str) -> NewJob {
+pub(crate) fn unclaimed(spec: JobSpec, affinity: &str) -> NewJob {
     NewJob { spec: spec.into(), affinity: node(affinity), claim: false }
 }
 
 /// A job to be inserted claimed, with the affinity of `owner`.
-pub fn claimed(n: u64, owner: &Owner) -> NewJob {
+pub(crate) fn claimed(n: u64, owner: &Owner) -> NewJob {
     NewJob { spec: spec(n).into(), affinity: owner.node.clone(), claim: true }
 }
 
-pub fn claim(n: u64, token: u64) -> Claim {
+pub(crate) fn claim(n: u64, token: u64) -> Claim {
     Claim { job: id(n), token: FencingToken(token) }
 }
 
-pub fn succeeded(n: u64, token: u64) -> Ended {
+pub(crate) fn succeeded(n: u64, token: u64) -> Ended {
     Ended { claim: claim(n, token), disposition: Disposition::Succeeded(format!("{n}").into()) }
 }
 
 /// A job, the token of its claim, and the attempt that comes next.
-pub fn brief(jobs: &[ClaimedJob]) -> Vec<(JobId, u64, u32)> {
+pub(crate) fn brief(jobs: &[ClaimedJob]) -> Vec<(JobId, u64, u32)> {
     jobs.iter().map(|job| (job.spec.id, job.token.0, job.attempt)).collect()
 }
 
 /// Registers a boot of each node, and names their owners.
-pub async fn register<const N: usize>(store: &StoreHandle, names: [&str; N]) -> [Owner; N] {
+pub(crate) async fn register<const N: usize>(store: &StoreHandle, names: [&str; N]) -> [Owner; N] {
     for name in names {
         let at_least = Generation(1);
         ask(store, Register { node: node(name), at_least, gossip: None }).await.unwrap();
@@ -181,22 +179,22 @@ pub async fn register<const N: usize>(store: &StoreHandle, names: [&str; N]) -> 
     names.map(|name| owner(name, 1))
 }
 
-pub async fn insert(store: &StoreHandle, owner: &Owner, jobs: Vec<NewJob>) -> Vec<Inserted> {
+pub(crate) async fn insert(store: &StoreHandle, owner: &Owner, jobs: Vec<NewJob>) -> Vec<Inserted> {
     ask(store, Insert { owner: owner.clone(), jobs }).await.unwrap()
 }
 
-pub async fn claim_due(store: &StoreHandle, owner: &Owner, max: usize) -> Vec<ClaimedJob> {
+pub(crate) async fn claim_due(store: &StoreHandle, owner: &Owner, max: usize) -> Vec<ClaimedJob> {
     ask(store, ClaimDue { owner: owner.clone(), max, own_only: false }).await.unwrap()
 }
 
-pub async fn start(store: &StoreHandle, owner: &Owner, claims: Vec<Claim>) -> Vec<bool> {
+pub(crate) async fn start(store: &StoreHandle, owner: &Owner, claims: Vec<Claim>) -> Vec<bool> {
     ask(store, Start { owner: owner.clone(), claims }).await.unwrap()
 }
 
-pub async fn finish(store: &StoreHandle, ended: Vec<Ended>) -> Vec<bool> {
+pub(crate) async fn finish(store: &StoreHandle, ended: Vec<Ended>) -> Vec<bool> {
     ask(store, Finish { ended }).await.unwrap()
 }
 
-pub async fn state(store: &StoreHandle, n: u64) -> JobState {
+pub(crate) async fn state(store: &StoreHandle, n: u64) -> JobState {
     ask(store, Lookup { jobs: vec![id(n)] }).await.unwrap()[0].state
 }

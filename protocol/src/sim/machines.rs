@@ -64,6 +64,8 @@ pub enum Output {
     Load(LoadReport),
     /// Register this generation at least.
     Register(Generation),
+    /// A member has admitted this boot.
+    Joined,
     /// Stop: a newer boot lives.
     Fenced(Generation),
     /// Stop: the name is taken.
@@ -106,6 +108,7 @@ impl Machines {
             Effect::Dial { id, to, ask } => Output::Ask(Waiter::Members(id), to, ask),
             Effect::Answer { id, answer } => Output::Answer(id, answer),
             Effect::GenerationTooLow { at_least } => Output::Register(at_least),
+            Effect::Joined => Output::Joined,
             Effect::Fenced { by } => Output::Fenced(by),
             Effect::Refused { holder } => Output::Refused(holder),
             Effect::SeedUnreachable { seed, .. } => Output::SeedUnreachable(seed),

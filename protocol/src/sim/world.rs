@@ -61,7 +61,8 @@ pub struct Host {
     clock: Duration,
     paused: bool,
     backlog: VecDeque<Input>,
-    wake: Option<Instant>,
+    /// When its timers are looked at next, and by which event.
+    wake: Option<(Instant, u64)>,
     mailbox_free: Instant,
 }
 
@@ -103,9 +104,10 @@ enum Event {
         from: SocketAddr,
         datagram: Datagram,
     },
+    /// A host's timers, if no earlier wake took the place of this one.
     Wake {
         host: HostIx,
-        boot: u64,
+        sequence: u64,
     },
     Connect {
         stream: u64,
@@ -163,6 +165,7 @@ pub struct World {
     streams: BTreeMap<u64, Stream>,
     next_stream: u64,
     invariants: Vec<Box<dyn Invariant>>,
+    false_deaths_allowed: bool,
     digest: u64,
     datagrams: u64,
 }
@@ -188,6 +191,7 @@ impl World {
             streams: BTreeMap::new(),
             next_stream: 0,
             invariants: crate::sim::invariants::all(),
+            false_deaths_allowed: false,
             digest: seed,
             datagrams: 0,
         }
@@ -260,6 +264,7 @@ impl World {
         it.clock = Duration::from_micros(clock);
         (it.end, it.disturbed, it.paused, it.leaving) = (None, false, false, false);
         it.backlog.clear();
+        it.wake = None;
         self.step(host, Input::Start);
     }
 
@@ -303,6 +308,7 @@ impl World {
     pub fn resume(&mut self, host: HostIx) {
         self.hosts[host].paused = false;
         let mut backlog = std::mem::take(&mut self.hosts[host].backlog);
+        backlog.retain(|input| !matches!(input, Input::Timeout));
         let timers_at = self.rng.usize(0..=backlog.len());
         backlog.insert(timers_at, Input::Timeout);
         for input in backlog {
@@ -325,6 +331,28 @@ impl World {
         self.network.block(from, to);
         self.hosts[from].disturbed = true;
         self.hosts[to].disturbed = true;
+    }
+
+    /// Lets healthy members be called dead: for runs whose faults leave no other way.
+    pub fn allow_false_deaths(&mut self) {
+        self.false_deaths_allowed = true;
+    }
+
+    /// Whether healthy members may be called dead in this run.
+    pub fn false_deaths_allowed(&self) -> bool {
+        self.false_deaths_allowed
+    }
+
+    /// Ends every fault: links are whole and fast, stopped processes go on. What is left to mend is
+    /// left to the nodes.
+    pub fn calm(&mut self) {
+        self.network.faults = Faults::none();
+        self.network.unblock_all();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].paused {
+                self.resume(host);
+            }
+        }
     }
 
     /// The virtual time.
@@ -397,10 +425,11 @@ impl World {
             Event::Datagram { host, from, datagram } => {
                 self.deliver(host, Input::Datagram(from, datagram));
             }
-            Event::Wake { host, boot } => {
+            Event::Wake { host, sequence } => {
                 let it = &mut self.hosts[host];
-                if it.boot == boot && it.wake.take().is_some() && !it.paused {
-                    self.step(host, Input::Timeout);
+                if it.wake.is_some_and(|(_, awaited)| awaited == sequence) {
+                    it.wake = None;
+                    self.deliver(host, Input::Timeout);
                 }
             }
             Event::Connect { stream } => self.connect(stream),
@@ -455,11 +484,12 @@ impl World {
         let Some(due) = machines.poll_timeout().map(|at| (at - it.clock).max(self.now)) else {
             return;
         };
-        if it.wake.is_none_or(|at| at > due) {
-            let boot = it.boot;
-            self.hosts[host].wake = Some(due);
+        if it.wake.is_none_or(|(at, _)| at > due) {
             let late = within(&mut self.rng, &self.network.faults.timer);
-            self.schedule(late + due.saturating_since(self.now), Event::Wake { host, boot });
+            let sequence = self.sequence + 1;
+            self.hosts[host].wake = Some((due, sequence));
+            let after = late + due.saturating_since(self.now);
+            self.schedule(after, Event::Wake { host, sequence });
         }
     }
 
@@ -484,6 +514,8 @@ impl World {
                 let takes = within(&mut self.rng, &self.network.faults.delay);
                 self.schedule(takes, Event::Input { host, boot, input });
             }
+            // Joined is for those who wait at the start of a node; here convergence is what counts.
+            Output::Joined => {}
             Output::Fenced(by) => self.end(host, End::Fenced(by)),
             Output::Refused(holder) => self.end(host, End::Refused(holder)),
             Output::SeedUnreachable(seed) => self.hosts[host].seeds_down.push(seed),

@@ -164,3 +164,76 @@ pub(crate) fn offer_frame(
     let expires_ms = u32::try_from(expires_after.as_millis()).unwrap_or(u32::MAX);
     Offer { seq, offer, expires_ms, jobs, load }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::deque::fixtures::{claimed, entry, id, job, owner, spec};
+    use crate::id::{HandlerName, NodeId, Tenant};
+    use crate::job::JobSpec;
+    use crate::limits::{FRAME_BYTES_MAX, STEAL_BATCH_MAX};
+    use crate::wire::stream::{StealFrame, encode_frame};
+
+    #[test]
+    fn a_claim_that_was_lost_and_won_again_may_be_in_two_offers() {
+        let mut transit = InTransit::default();
+        let deadline = Instant::from_micros(9);
+        assert_eq!(transit.offer(owner("t"), vec![entry(1, true, 0)], deadline), 1);
+        assert_eq!(transit.offer(owner("u"), vec![entry(1, true, 0)], deadline), 2);
+        assert_eq!(transit.jobs(), 2);
+        let settled = transit.settle(&owner("t"), 1, &[id(1)]);
+        assert_eq!(settled, Some(Settled { returned: vec![], gone: 1 }));
+        assert!(transit.contains(&id(1)));
+        assert_eq!(transit.clear(), 1);
+        assert!(!transit.contains(&id(1)) && transit.next_deadline().is_none());
+    }
+
+    #[test]
+    fn large_arguments_travel_by_name() {
+        let large = |n: usize| claimed(JobSpec { arguments: "x".repeat(n).into(), ..spec(2) }, 7);
+        let at_most = large(INLINE_ARGUMENT_BYTES_MAX);
+        let over = large(INLINE_ARGUMENT_BYTES_MAX + 1);
+        let jobs = vec![job(1), at_most.clone(), over.clone()];
+        let offer = offer_frame(3, 4, jobs, Duration::from_secs(5), None);
+        assert_eq!((offer.seq, offer.offer, offer.expires_ms), (3, 4, 5_000));
+        let expected = [
+            OfferedJob::Whole(job(1)),
+            OfferedJob::Whole(at_most),
+            OfferedJob::Named(over.claim()),
+        ];
+        assert_eq!(offer.jobs, expected);
+    }
+
+    #[test]
+    fn the_largest_offer_fits_a_frame() {
+        let name = "n".repeat(NAME_BYTES_MAX);
+        let largest = |arguments: usize| JobSpec {
+            arguments: "x".repeat(arguments).into(),
+            handler: HandlerName::new(&name).unwrap(),
+            key: Some("k".repeat(KEY_BYTES_MAX).into()),
+            tenant: Tenant::new(&name).unwrap(),
+            origin: NodeId::new(&name).unwrap(),
+            priority: i16::MIN,
+            run_at_ms: u64::MAX,
+            max_attempts: u32::MAX,
+            enqueued_ms: u64::MAX,
+            ..spec(1)
+        };
+        for arguments in [0, 100, 5_000, INLINE_ARGUMENT_BYTES_MAX] {
+            let spec = Arc::new(largest(arguments));
+            let job = ClaimedJob { spec, token: FencingToken(u64::MAX), attempt: u32::MAX };
+            let whole = codec_len(&OfferedJob::Whole(job.clone()));
+            assert!(whole <= arguments + JOB_BYTES, "a whole job has {whole} bytes");
+            let jobs = vec![job; STEAL_BATCH_MAX];
+            let offer = offer_frame(u32::MAX, u64::MAX, jobs, Duration::MAX, None);
+            let frame = encode_frame(&StealFrame::Offer(offer)).unwrap();
+            assert!(frame.len() < FRAME_BYTES_MAX);
+        }
+    }
+
+    fn codec_len(job: &OfferedJob) -> usize {
+        crate::wire::codec::encode(job).len()
+    }
+}

@@ -97,3 +97,72 @@ pub fn lifelines_of(me: usize, ids: &[NodeId]) -> Vec<NodeId> {
     }
     peers
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::deque::fixtures::{at_ms, node};
+
+    fn ids(n: usize) -> Vec<NodeId> {
+        (0..n).map(|i| node(&format!("n{i:03}"))).collect()
+    }
+
+    #[test]
+    fn who_waits_longest_is_hinted_first_and_no_more_than_there_are_jobs() {
+        let mut lifelines = Lifelines::new(3);
+        for id in ids(4) {
+            lifelines.remember(&id);
+        }
+        let [_, n1, n2, n3] = ids(4).try_into().unwrap();
+        assert_eq!(lifelines.len(), 3, "the oldest is forgotten");
+        assert_eq!(lifelines.hints(at_ms(0), 0), []);
+        assert_eq!(lifelines.hints(at_ms(0), 2), [n1.clone(), n2.clone()]);
+        assert_eq!(lifelines.hints(at_ms(1), 3), std::slice::from_ref(&n3));
+        assert_eq!(
+            lifelines.hints(at_ms(2), 5),
+            [n1.clone(), n2.clone()],
+            "twice what they were told"
+        );
+        assert_eq!(lifelines.hints(at_ms(2), 6), std::slice::from_ref(&n3));
+        assert_eq!(lifelines.hints(at_ms(2), 7), []);
+        assert_eq!(lifelines.hints(at_ms(1_002), 1), std::slice::from_ref(&n1), "a second later");
+        lifelines.remember(&n1);
+        lifelines.forget(&n3);
+        assert_eq!(lifelines.hints(at_ms(1_003), 3), [n2, n1], "it asked again: all is news to it");
+    }
+
+    #[test]
+    fn a_declined_lifeline_is_hinted_a_logarithm_of_times_a_second() {
+        let mut lifelines = Lifelines::new(1);
+        lifelines.remember(&node("t"));
+        let hints: usize = (1..=1_024).map(|n| lifelines.hints(at_ms(0), n).len()).sum();
+        assert_eq!(hints, 11);
+    }
+
+    #[test]
+    fn each_node_has_log_n_lifelines_and_all_reach_all() {
+        assert_eq!(lifelines_of(0, &ids(1)), []);
+        for n in 2..70 {
+            let ids = ids(n);
+            let mut reached = BTreeSet::from([ids[0].clone()]);
+            let mut hops = 0;
+            while reached.len() < n {
+                let next: Vec<NodeId> = reached
+                    .iter()
+                    .flat_map(|id| lifelines_of(ids.binary_search(id).unwrap(), &ids))
+                    .collect();
+                reached.extend(next);
+                hops += 1;
+            }
+            let log = (n as f64).log2().ceil() as usize;
+            assert!(hops <= log, "{n} nodes in {hops} hops");
+            for me in 0..n {
+                let lifelines = lifelines_of(me, &ids);
+                assert_eq!(lifelines.len(), log.max(1));
+                assert!(!lifelines.contains(&ids[me]));
+            }
+        }
+    }
+}

@@ -8,6 +8,8 @@
 
 mod handoff;
 mod lifeline;
+#[cfg(test)]
+mod parties;
 mod peers;
 mod rate_limit;
 mod thief;

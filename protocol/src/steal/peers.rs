@@ -37,6 +37,7 @@ pub(super) struct Peers {
     avoided: BTreeMap<NodeId, Avoided>,
     lifelines: Vec<NodeId>,
     transfer_time: Duration,
+    own: Load,
 }
 
 impl Peers {
@@ -47,7 +48,13 @@ impl Peers {
             avoided: BTreeMap::new(),
             lifelines: Vec::new(),
             transfer_time: Duration::ZERO,
+            own: Load::default(),
         }
+    }
+
+    /// How busy this node is, with what is on its way here.
+    pub(super) fn set_own(&mut self, own: Load) {
+        self.own = own;
     }
 
     /// Takes in an event; returns the members whose boot has ended.
@@ -219,7 +226,13 @@ impl Peers {
 
     fn prospect(&self, peer: &Peer) -> Prospect {
         let load = peer.load.unwrap_or_default();
+        let surplus = peer.load.map_or(u32::MAX, |load| {
+            // A hint may be newer than the load.
+            let queued = load.queued.max(peer.stealable);
+            Load { queued, ..load }.surplus_over(&self.own)
+        });
         Prospect {
+            surplus,
             stealable: peer.stealable,
             service_us: load.service_us,
             slots: load.slots,

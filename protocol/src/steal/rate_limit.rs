@@ -72,3 +72,37 @@ impl RateLimit {
 fn is_past(now: Instant, at: Instant) -> bool {
     now.saturating_since(at) >= WINDOW
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deque::fixtures::{at_ms, node};
+
+    #[test]
+    fn the_window_slides() {
+        let mut limit = RateLimit::new(2);
+        let (a, b) = (node("a"), node("b"));
+        let asked = [(0, &a), (600, &a), (700, &a), (700, &b), (999, &a), (1_000, &a), (1_100, &a)];
+        let allowed = asked.map(|(ms, peer)| limit.allow(at_ms(ms), peer));
+        assert_eq!(allowed, [true, true, false, true, false, true, false]);
+        assert!(limit.allow(at_ms(1_600), &a), "refused requests do not count");
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        let mut limit = RateLimit::new(0);
+        assert!((0..1_000).all(|_| limit.allow(at_ms(0), &node("a"))));
+        assert_eq!(limit.peers(), 0);
+    }
+
+    #[test]
+    fn silent_peers_are_forgotten_and_never_more_than_the_bound_are_known() {
+        let mut limit = RateLimit::new(10);
+        for n in 0..2 * RATE_LIMIT_PEERS_MAX {
+            assert!(limit.allow(at_ms(0), &node(&format!("n{n}"))));
+        }
+        assert_eq!(limit.peers(), RATE_LIMIT_PEERS_MAX);
+        limit.allow(at_ms(1_000), &node("a"));
+        assert_eq!(limit.peers(), 1);
+    }
+}

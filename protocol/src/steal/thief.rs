@@ -411,6 +411,9 @@ impl Thief {
 
     /// Uses the room in hand, gives back the rest, and asks for more where there is use for it.
     fn pursue(&mut self) {
+        let coming: usize = self.transfers.jobs();
+        let queued = self.own.queued.saturating_add(u32::try_from(coming).unwrap_or(u32::MAX));
+        self.peers.set_own(Load { queued, ..self.own });
         while self.may_ask() && self.asks.len() < self.config.asks_max {
             if self.room == 0 && self.room_wanted {
                 break;
@@ -460,6 +463,533 @@ impl Thief {
         if jobs > self.low_water || jobs < self.low_water.div_ceil(2) {
             self.low_water = jobs;
             self.effects.push_back(Effect::LowWater { jobs });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::deque::fixtures::{at_ms, claimed, id, job, node, numbers, spec};
+    use crate::id::{FencingToken, Incarnation};
+    use crate::limits::{READ_BACK_TRIES_MAX, STEAL_BACKOFF_MAX};
+    use crate::swim::MemberState;
+    use crate::wire::stream::OfferedJob;
+
+    fn member(name: &str) -> Member {
+        let addr = "127.0.0.1:1".parse().unwrap();
+        Member {
+            id: node(name),
+            generation: Generation(1),
+            incarnation: Incarnation(0),
+            state: MemberState::Alive,
+            gossip: addr,
+            steal: addr,
+        }
+    }
+
+    fn boot(name: &str) -> Owner {
+        Owner { node: node(name), generation: Generation(1) }
+    }
+
+    /// The thief "a" that knows the members `names`, without a load of any.
+    fn thief(names: &[&str]) -> Thief {
+        with_config(names, StealConfig::default(), 1)
+    }
+
+    fn with_config(names: &[&str], config: StealConfig, seed: u64) -> Thief {
+        let mut it = Thief::new(node("a"), config, seed);
+        let members = names.iter().chain(&["a"]).map(|name| member(name)).collect();
+        it.handle_membership(at_ms(0), &MembershipEvent::Snapshot { epoch: 1, members });
+        assert_eq!(effects(&mut it), []);
+        it
+    }
+
+    /// Jobs of 10 ms in one slot: `stealable` of them drain in as many times 10 ms.
+    fn load(name: &str, version: u64, stealable: u32) -> LoadReport {
+        let queued = stealable;
+        let load =
+            Load { version, stealable, queued, slots: 1, service_us: 10_000, ..Load::default() };
+        LoadReport { node: node(name), generation: Generation(1), load, age_ms: 0 }
+    }
+
+    /// The thief's own load: all its slots are free.
+    const IDLE: Load =
+        Load { version: 1, stealable: 0, queued: 0, running: 0, slots: 4, service_us: 0 };
+
+    fn effects(it: &mut Thief) -> Vec<Effect> {
+        std::iter::from_fn(|| it.poll_effect()).collect()
+    }
+
+    fn idle(it: &mut Thief, ms: u64, room: usize) -> Vec<Effect> {
+        it.handle_idle(at_ms(ms), room, IDLE);
+        effects(it)
+    }
+
+    fn ask(name: &str, seq: u32, max: u32) -> Effect {
+        Effect::Ask { victim: member(name), seq, max }
+    }
+
+    fn asked(effects: &[Effect]) -> Vec<&str> {
+        effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Ask { victim, .. } => Some(victim.id.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn offer(seq: u32, offer: u64, jobs: Vec<ClaimedJob>) -> Result<Offer, AskError> {
+        let jobs = jobs.into_iter().map(OfferedJob::Whole).collect();
+        Ok(Offer { seq, offer, expires_ms: 5_000, jobs, load: None })
+    }
+
+    fn claim(n: u64, token: u64) -> Claim {
+        Claim { job: id(n), token: FencingToken(token) }
+    }
+
+    fn moved(n: u64, token: u64) -> Moved {
+        Moved { claim: claim(n, token), job: None }
+    }
+
+    /// A thief that was offered jobs 1 and 2 by "b", in offer 7, and had asked for 4.
+    fn offered() -> Thief {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        assert_eq!(idle(&mut it, 0, 4), [ask("b", 1, 4)]);
+        it.handle_offer(at_ms(20), &node("b"), 1, offer(1, 7, vec![job(1), job(2)]));
+        let transfer = Effect::Transfer {
+            victim: boot("b"),
+            offer: 7,
+            claims: vec![claim(1, 1), claim(2, 1)],
+            fetch: vec![],
+        };
+        assert_eq!(effects(&mut it), [transfer, ask("b", 2, 2)]);
+        it.handle_offer(at_ms(40), &node("b"), 2, Err(AskError::Broken));
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 2 }]);
+        it
+    }
+
+    fn settle(taken: &[u64]) -> Effect {
+        let taken = taken.iter().map(|&n| id(n)).collect();
+        Effect::Settle { victim: node("b"), offer: 7, taken }
+    }
+
+    fn pushed(jobs: Vec<ClaimedJob>) -> Effect {
+        Effect::Push { jobs, from: node("b") }
+    }
+
+    #[test]
+    fn a_steal_takes_what_the_store_moved_under_its_new_token() {
+        let mut it = offered();
+        it.handle_transferred(at_ms(41), &boot("b"), 7, Ok(vec![moved(2, 2), moved(9, 2)]));
+        let got = pushed(vec![claimed(spec(2), 2)]);
+        assert_eq!(effects(&mut it), [got, settle(&[2]), Effect::RoomBack { room: 1 }]);
+        let counted = StealCounters { steals_initiated: 2, steals_succeeded: 1, jobs_stolen_in: 1 };
+        assert_eq!(it.counters(), counted);
+    }
+
+    #[test]
+    fn large_jobs_are_fetched_with_the_transfer() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        idle(&mut it, 0, 2);
+        let jobs = vec![OfferedJob::Whole(job(1)), OfferedJob::Named(claim(2, 1))];
+        let answer = Offer { seq: 1, offer: 7, expires_ms: 5_000, jobs, load: None };
+        it.handle_offer(at_ms(5), &node("b"), 1, Ok(answer));
+        let Effect::Transfer { fetch, .. } = &effects(&mut it)[0] else { panic!("a transfer") };
+        assert_eq!(numbers(fetch), [2]);
+        let whole = Moved { claim: claim(2, 2), job: Some(claimed(spec(2), 2)) };
+        it.handle_transferred(at_ms(6), &boot("b"), 7, Ok(vec![moved(1, 2), whole]));
+        let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
+        assert_eq!(effects(&mut it)[..2], [got, settle(&[1, 2])]);
+    }
+
+    #[test]
+    fn a_lost_request_or_offer_is_given_up_and_its_victim_avoided_for_a_while() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        idle(&mut it, 0, 4);
+        assert_eq!(it.poll_timeout(), Some(at_ms(3_000)));
+        it.handle_timeout(at_ms(2_999));
+        assert_eq!(effects(&mut it), []);
+        it.handle_timeout(at_ms(3_000));
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 4 }]);
+        it.handle_offer(at_ms(3_001), &node("b"), 1, offer(1, 7, vec![job(1)]));
+        assert_eq!(effects(&mut it), [], "too late: the victim retakes");
+
+        it.handle_load(at_ms(3_100), &load("b", 2, 200));
+        assert_eq!(effects(&mut it), [], "it is avoided");
+        let returns = it.poll_timeout().unwrap();
+        assert!((at_ms(3_500)..=at_ms(3_625)).contains(&returns), "{returns:?}");
+        it.handle_timeout(returns);
+        assert_eq!(effects(&mut it), [Effect::WantRoom]);
+        assert_eq!(idle(&mut it, 3_700, 4), [ask("b", 2, 4)]);
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_its_bound_and_an_answer_ends_it() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        let mut now = at_ms(0);
+        let mut waits = Vec::new();
+        for seq in 1..=9 {
+            it.handle_idle(now, 1, IDLE);
+            it.handle_offer(now, &node("b"), seq, Err(AskError::Unreachable));
+            let wait = it.poll_timeout().unwrap().saturating_since(now);
+            waits.push(wait.as_millis() * 4 / 5 / 100 * 100);
+            now = now + STEAL_BACKOFF_MAX * 2;
+            it.handle_timeout(now);
+        }
+        let doubled = [500u128, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000];
+        for (wait, expected) in waits.iter().zip(doubled) {
+            assert!(*wait >= expected * 7 / 10 && *wait <= expected, "{waits:?}");
+        }
+        it.handle_idle(now, 1, IDLE);
+        it.handle_offer(now, &node("b"), 10, offer(10, 0, vec![]));
+        it.handle_load(now, &load("b", 2, 9));
+        effects(&mut it);
+        assert_eq!(it.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_lost_transfer_answer_is_read_back_and_only_the_next_token_counts() {
+        let mut it = offered();
+        it.handle_transferred(at_ms(50), &boot("b"), 7, Err(TransferError::Unknown));
+        let read = |it: &mut Thief| {
+            let claims = vec![claim(1, 2), claim(2, 2)];
+            assert_eq!(effects(it), [Effect::ReadBack { victim: boot("b"), offer: 7, claims }]);
+        };
+        read(&mut it);
+        it.handle_read_back(at_ms(60), &boot("b"), 7, Err(TransferError::Unknown));
+        assert_eq!(effects(&mut it), []);
+        it.handle_timeout(it.poll_timeout().unwrap());
+        assert_eq!(effects(&mut it), [Effect::WantRoom], "b is not avoided any more");
+        idle(&mut it, 700, 0);
+        assert_eq!(it.poll_timeout(), Some(at_ms(2_050)));
+        it.handle_timeout(at_ms(2_050));
+        read(&mut it);
+        let held = vec![claim(1, 3), claim(2, 2), claim(5, 2)];
+        it.handle_read_back(at_ms(2_060), &boot("b"), 7, Ok(held));
+        let got = pushed(vec![claimed(spec(2), 2)]);
+        assert_eq!(effects(&mut it), [got, settle(&[2]), Effect::RoomBack { room: 1 }]);
+    }
+
+    #[test]
+    fn a_transfer_that_is_not_answered_is_read_back_too_and_its_late_answer_counts() {
+        let mut it = offered();
+        idle(&mut it, 50, 0);
+        it.handle_timeout(at_ms(2_020));
+        let [Effect::ReadBack { .. }] = effects(&mut it)[..] else { panic!("a reading back") };
+        it.handle_transferred(at_ms(2_100), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
+        let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
+        assert_eq!(effects(&mut it), [got, settle(&[1, 2])]);
+        it.handle_read_back(at_ms(2_200), &boot("b"), 7, Ok(vec![claim(1, 2), claim(2, 2)]));
+        assert_eq!(effects(&mut it), [], "each job is pushed once");
+    }
+
+    #[test]
+    fn a_transfer_that_cannot_be_read_back_is_forgotten_in_the_end() {
+        let mut it = offered();
+        idle(&mut it, 50, 0);
+        for _ in 0..READ_BACK_TRIES_MAX {
+            it.handle_timeout(it.poll_timeout().unwrap());
+            let [Effect::ReadBack { .. }] = effects(&mut it)[..] else { panic!("a reading back") };
+        }
+        it.handle_timeout(it.poll_timeout().unwrap());
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 2 }], "and nothing is settled");
+        assert_eq!(it.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_transfer_that_was_not_done_returns_all_to_the_victim() {
+        let mut it = offered();
+        it.handle_transferred(at_ms(50), &boot("b"), 7, Err(TransferError::Undone));
+        assert_eq!(effects(&mut it), [settle(&[]), Effect::RoomBack { room: 2 }]);
+    }
+
+    #[test]
+    fn a_second_answer_to_a_request_is_ignored() {
+        let mut it = offered();
+        for seq in [1, 2, 3] {
+            it.handle_offer(at_ms(50), &node("b"), seq, offer(seq, 7, vec![job(1), job(2)]));
+            it.handle_offer(at_ms(50), &node("c"), seq, offer(seq, 8, vec![job(3)]));
+        }
+        assert_eq!(effects(&mut it), []);
+    }
+
+    #[test]
+    fn an_offer_of_more_than_was_asked_or_of_one_job_twice_is_cut() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 1));
+        idle(&mut it, 0, 2);
+        let jobs = vec![job(1), claimed(spec(1), 5), job(2), job(3)];
+        it.handle_offer(at_ms(1), &node("b"), 1, offer(1, 7, jobs));
+        let Effect::Transfer { claims, .. } = &effects(&mut it)[0] else { panic!("a transfer") };
+        assert_eq!(claims, &[claim(1, 1), claim(2, 1)]);
+    }
+
+    #[test]
+    fn the_death_of_a_victim_frees_its_request_and_leaves_its_transfers_alone() {
+        let mut it = offered();
+        assert_eq!(idle(&mut it, 700, 3), [ask("b", 3, 3)]);
+        let dead = Member { state: MemberState::Dead, ..member("b") };
+        it.handle_membership(at_ms(710), &MembershipEvent::Died { epoch: 2, member: dead });
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 3 }]);
+        it.handle_offer(at_ms(720), &node("b"), 3, offer(3, 8, vec![job(3)]));
+        assert_eq!(effects(&mut it), []);
+        it.handle_transferred(at_ms(730), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
+        let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
+        assert_eq!(effects(&mut it), [got, settle(&[1, 2])]);
+    }
+
+    #[test]
+    fn a_lost_lease_forgets_everything_under_way() {
+        let mut it = offered();
+        assert_eq!(idle(&mut it, 700, 3), [ask("b", 3, 3)]);
+        it.clear();
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 5 }]);
+        it.handle_transferred(at_ms(730), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
+        it.handle_offer(at_ms(730), &node("b"), 3, offer(3, 8, vec![job(3)]));
+        assert_eq!(effects(&mut it), []);
+        it.close();
+        assert_eq!(idle(&mut it, 800, 3), [Effect::RoomBack { room: 3 }]);
+    }
+
+    #[test]
+    fn room_is_divided_between_the_requests_and_the_rest_goes_back() {
+        let mut it = thief(&["b", "c", "d"]);
+        for name in ["b", "c", "d"] {
+            it.handle_load(at_ms(0), &load(name, 1, 100));
+        }
+        let asks = |effects: &[Effect]| -> Vec<u32> {
+            let max = |effect: &Effect| match effect {
+                Effect::Ask { max, .. } => Some(*max),
+                _ => None,
+            };
+            effects.iter().filter_map(max).collect()
+        };
+        let effects = idle(&mut it, 0, 40);
+        assert_eq!(asks(&effects), [16, 16]);
+        assert_eq!(effects[2], Effect::RoomBack { room: 8 });
+        assert_eq!(idle(&mut it, 0, 5), [Effect::RoomBack { room: 5 }], "two requests are enough");
+
+        let mut it = thief(&["b", "c"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        it.handle_load(at_ms(0), &load("c", 1, 100));
+        assert_eq!(asks(&idle(&mut it, 0, 7)), [4, 3]);
+    }
+
+    #[test]
+    fn suspects_other_boots_and_backlogs_not_worth_the_trip_are_not_asked() {
+        let mut it = offered();
+        it.handle_transferred(at_ms(50), &boot("b"), 7, Ok(vec![]));
+        effects(&mut it);
+        // b is 20 ms away: 2 jobs of 10 ms drain as fast, 3 do not.
+        it.handle_load(at_ms(1_000), &load("b", 2, 2));
+        idle(&mut it, 1_000, 1);
+        let first = it.counters().steals_initiated;
+        it.handle_offer(at_ms(1_020), &node("b"), 3, offer(3, 0, vec![]));
+        effects(&mut it);
+        it.handle_load(at_ms(1_100), &load("b", 3, 2));
+        it.handle_load(at_ms(1_100), &LoadReport { generation: Generation(2), ..load("b", 4, 50) });
+        assert_eq!(effects(&mut it), []);
+        let suspect = Member { state: MemberState::Suspect, ..member("b") };
+        let event = MembershipEvent::Suspected { epoch: 2, member: suspect };
+        it.handle_membership(at_ms(1_150), &event);
+        it.handle_load(at_ms(1_200), &load("b", 5, 50));
+        assert_eq!(effects(&mut it), []);
+        let event = MembershipEvent::Recovered { epoch: 3, member: member("b") };
+        it.handle_membership(at_ms(1_250), &event);
+        assert_eq!(effects(&mut it), [Effect::WantRoom]);
+        assert_eq!(it.counters().steals_initiated, first);
+    }
+
+    #[test]
+    fn an_idle_node_registers_once_with_its_lifelines_and_is_silent() {
+        let mut it = thief(&["b", "c", "d", "e", "f"]);
+        let mut order = Vec::new();
+        let mut now = idle(&mut it, 0, 8);
+        while let Some(Effect::Ask { victim, seq, .. }) =
+            now.iter().find(|effect| matches!(effect, Effect::Ask { .. }))
+        {
+            order.push(victim.id.to_string());
+            it.handle_offer(at_ms(1), &victim.id, *seq, offer(*seq, 0, vec![]));
+            now.remove(0);
+            now.extend(effects(&mut it));
+        }
+        assert_eq!(order, ["b", "c", "e"], "1, 2 and 4 places on");
+        for ms in 1..10 {
+            let mut again = idle(&mut it, ms * 100, 8);
+            assert_eq!(again.pop(), Some(Effect::RoomBack { room: 8 }));
+            assert_eq!(again, []);
+        }
+        assert_eq!(it.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_hint_is_followed_and_so_is_news_of_a_load() {
+        let mut it = thief(&["b"]);
+        assert_eq!(idle(&mut it, 0, 8), [ask("b", 1, 8)]);
+        it.handle_offer(at_ms(1), &node("b"), 1, offer(1, 0, vec![]));
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 8 }]);
+        it.handle_hint(at_ms(5), &node("b"), 3);
+        it.handle_hint(at_ms(6), &node("b"), 6);
+        assert_eq!(effects(&mut it), [Effect::WantRoom], "asked once");
+        assert_eq!(idle(&mut it, 7, 8), [ask("b", 2, 8)]);
+        it.handle_offer(at_ms(8), &node("b"), 2, offer(2, 0, vec![]));
+        effects(&mut it);
+        it.handle_load(at_ms(9), &load("b", 1, 40));
+        assert_eq!(effects(&mut it), [Effect::WantRoom]);
+        assert_eq!(idle(&mut it, 10, 0), [], "there is no room, and no hunger");
+        it.handle_load(at_ms(11), &load("b", 2, 50));
+        assert_eq!(effects(&mut it), []);
+    }
+
+    #[test]
+    fn an_empty_answer_counts_as_no_load_until_there_is_news() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 40));
+        idle(&mut it, 0, 8);
+        let full = Offer { load: Some(load("b", 2, 30)), ..offer(1, 0, vec![]).unwrap() };
+        it.handle_offer(at_ms(1), &node("b"), 1, Ok(full));
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 8 }], "it limits this node's rate");
+        it.handle_load(at_ms(2), &load("b", 2, 30));
+        assert_eq!(effects(&mut it), []);
+        it.handle_load(at_ms(3), &load("b", 3, 30));
+        assert_eq!(effects(&mut it), [Effect::WantRoom]);
+    }
+
+    #[test]
+    fn low_water_covers_the_longest_likely_round_trip() {
+        let mut it = thief(&["b", "c"]);
+        let own = Load { slots: 4, service_us: 20_000, ..Load::default() };
+        it.handle_load(at_ms(0), &load("b", 1, 1_000));
+        it.handle_load(at_ms(0), &load("c", 1, 1_000));
+        it.handle_idle(at_ms(0), 32, own);
+        let low = |it: &mut Thief| -> Vec<usize> {
+            let jobs = |effect| match effect {
+                Effect::LowWater { jobs } => Some(jobs),
+                _ => None,
+            };
+            effects(it).into_iter().filter_map(jobs).collect()
+        };
+        assert_eq!(low(&mut it), [], "nothing is measured");
+        let seqs = if it.asks[&node("b")].seq == 1 { [1, 2] } else { [2, 1] };
+        it.handle_offer(at_ms(50), &node("b"), seqs[0], offer(seqs[0], 1, vec![job(1)]));
+        assert_eq!(low(&mut it), [10], "4 slots x 50 ms / 20 ms");
+        it.handle_offer(at_ms(400), &node("c"), seqs[1], offer(seqs[1], 1, vec![job(2)]));
+        assert_eq!(low(&mut it), [32], "80 is over half of the capacity");
+        it.handle_load(at_ms(500), &load("c", 2, 0));
+        it.handle_idle(at_ms(500), 0, own);
+        assert_eq!(low(&mut it), [10]);
+        it.handle_idle(at_ms(500), 0, Load { service_us: 40_000, ..own });
+        assert_eq!(low(&mut it), [], "5 is not less than half");
+        it.handle_idle(at_ms(500), 0, Load { service_us: 50_000, ..own });
+        assert_eq!(low(&mut it), [4]);
+        it.handle_load(at_ms(600), &load("b", 2, 0));
+        it.handle_idle(at_ms(600), 0, own);
+        assert_eq!(low(&mut it), [0]);
+    }
+
+    #[test]
+    fn many_thieves_do_not_herd() {
+        let loads = [load("v", 1, 90), load("w", 1, 100), load("x", 1, 80)];
+        let mut asks = BTreeMap::new();
+        for n in 0..20 {
+            let config = StealConfig { asks_max: 1, ..StealConfig::default() };
+            let mut it = with_config(&["v", "w", "x"], config, n);
+            for load in &loads {
+                it.handle_load(at_ms(0), load);
+            }
+            for name in asked(&idle(&mut it, 0, 16)) {
+                *asks.entry(name.to_owned()).or_insert(0) += 1;
+            }
+        }
+        assert_eq!(asks.values().sum::<i32>(), 20);
+        assert!(asks.len() == 3 && asks.values().all(|&n| n <= 14), "{asks:?}");
+    }
+
+    proptest! {
+        /// Whatever arrives, in whatever order, no room is made or lost, no job is pushed twice, and
+        /// what is under way ends.
+        #[test]
+        fn room_is_conserved(inputs in prop::collection::vec((0u8..9, 0u8..3, 0u8..8), 1..80)) {
+            let mut it = thief(&["b", "c", "d"]);
+            let names = ["b", "c", "d"];
+            let (mut now, mut version, mut offers, mut lent) = (0, 0, 0, 0);
+            let mut open: Vec<(NodeId, u32)> = Vec::new();
+            let mut transfers: Vec<(Owner, u64, Vec<Claim>)> = Vec::new();
+            let mut pushed = std::collections::BTreeSet::new();
+            for (what, who, n) in inputs {
+                let name = names[usize::from(who)];
+                now += u64::from(n) * 100;
+                match what {
+                    0 => {
+                        let room = usize::from(n);
+                        lent += room;
+                        it.handle_idle(at_ms(now), room, IDLE);
+                    }
+                    1 => {
+                        version += 1;
+                        it.handle_load(at_ms(now), &load(name, version, u32::from(n) * 5));
+                    }
+                    2 => it.handle_hint(at_ms(now), &node(name), u32::from(n)),
+                    3 | 4 if !open.is_empty() => {
+                        let (victim, seq) = open.remove(usize::from(n) % open.len());
+                        let jobs = (0..u64::from(n) % 4).map(|i| job(offers * 10 + i)).collect();
+                        offers += 1;
+                        let answer = if n == 7 { Err(AskError::TimedOut) } else { offer(seq, offers, jobs) };
+                        it.handle_offer(at_ms(now), &victim, seq, answer);
+                    }
+                    5 | 6 if !transfers.is_empty() => {
+                        let (victim, number, claims) = transfers.remove(usize::from(n) % transfers.len());
+                        let got = claims.iter().take(usize::from(n)).map(|claim| Moved {
+                            claim: Claim { token: claim.token.next(), ..*claim },
+                            job: None,
+                        });
+                        let answer = if n == 7 { Err(TransferError::Unknown) } else { Ok(got.collect()) };
+                        it.handle_transferred(at_ms(now), &victim, number, answer);
+                    }
+                    7 => it.handle_timeout(at_ms(now)),
+                    _ => {
+                        let state = if n < 4 { MemberState::Dead } else { MemberState::Alive };
+                        let member = Member { state, ..member(name) };
+                        it.handle_membership(at_ms(now), &MembershipEvent::Updated { epoch: 0, member });
+                    }
+                }
+                for effect in effects(&mut it) {
+                    match effect {
+                        Effect::Ask { victim, seq, .. } => open.push((victim.id, seq)),
+                        Effect::Transfer { victim, offer, claims, .. } => {
+                            transfers.push((victim, offer, claims));
+                        }
+                        Effect::Push { jobs, .. } => {
+                            lent -= jobs.len();
+                            for job in jobs {
+                                prop_assert!(pushed.insert(job.spec.id));
+                            }
+                        }
+                        Effect::RoomBack { room } => lent -= room,
+                        _ => {}
+                    }
+                }
+                let asks: usize = it.asks.values().map(|ask| ask.max).sum();
+                prop_assert!(it.asks.len() <= 2 && it.room == 0 && asks <= lent);
+            }
+            it.close();
+            while let Some(at) = it.poll_timeout() {
+                it.handle_timeout(at);
+                for effect in effects(&mut it) {
+                    if let Effect::RoomBack { room } = effect {
+                        lent -= room;
+                    }
+                }
+            }
+            prop_assert_eq!(lent, 0);
         }
     }
 }

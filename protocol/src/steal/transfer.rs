@@ -78,6 +78,11 @@ impl Transfers {
         self.under_way.is_empty()
     }
 
+    /// Jobs that the transfers under way may bring.
+    pub(super) fn jobs(&self) -> usize {
+        self.under_way.values().map(|transfer| transfer.jobs.len()).sum()
+    }
+
     pub(super) fn contains(&self, key: &Key) -> bool {
         self.under_way.contains_key(key)
     }
@@ -150,8 +155,9 @@ impl Transfers {
 
     /// Forgets all transfers; returns the room that was kept for them.
     pub(super) fn clear(&mut self) -> usize {
-        let under_way = std::mem::take(&mut self.under_way);
-        under_way.values().map(|transfer| transfer.jobs.len()).sum()
+        let kept = self.jobs();
+        self.under_way.clear();
+        kept
     }
 
     fn read_back(&mut self, now: Instant, key: &Key) -> Result<Effect, usize> {

@@ -5,82 +5,43 @@
 //! above its budget; a datagram to a member that is thought to be anything but alive carries that
 //! record first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::ops::Bound;
 use std::time::Duration;
 
 use crate::id::{Generation, Incarnation, NodeId};
-use crate::limits::{RELAYS_MAX, STRANGER_REPLIES_MAX};
-use crate::load::{Load, LoadReport, LoadTable};
-use crate::swim::dissemination::{Queue, send_limit};
+use crate::limits::STRANGER_REPLIES_MAX;
+use crate::load::{Load, LoadReport};
+use crate::swim::dissemination::send_limit;
 use crate::swim::health::{Health, is_late};
 use crate::swim::suspicion::{self, Suspicions};
-use crate::swim::{Changed, Heard, Member, MemberState, SwimConfig, Verdict};
+use crate::swim::{Boot, Changed, Heard, Member, MemberState, SwimConfig, Verdict};
 use crate::time::Instant;
-use crate::wire::datagram::{Body, Datagram, Sender, Writer};
+use crate::wire::datagram::{Body, Datagram, Sender};
+
+mod composer;
+mod effect;
+mod relay;
+mod round;
+
+#[cfg(test)]
+mod tests;
+
+pub use effect::{Counters, Effect};
+
+use composer::{Composer, Letter, News};
+use relay::{Asker, Relays};
+use round::Round;
 
 /// Members that are told of a departure at once, and again each period while the node still runs.
 const LEAVE_FANOUT: usize = 8;
 
-/// A load older than this is not passed on: the work that it speaks of is done or was stolen.
-const LOAD_AGE_MAX: Duration = Duration::from_secs(10);
+/// Suspects that this node's own probes accused and that it goes on pinging, once a period each: a
+/// suspicion must not stand because one datagram was lost.
+const ACCUSED_MAX: usize = 8;
 
-/// Members whose loads are looked up for one datagram, whether or not there is one to pass on.
-const LOADS_LOOKED_AT_MAX: usize = 64;
-
-/// What the detector asks of its surroundings.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Effect {
-    /// Send this message, with the clear header before it, as one datagram.
-    Transmit {
-        /// Where to.
-        to: SocketAddr,
-        /// As [`Writer::finish`] made it.
-        message: Vec<u8>,
-    },
-    /// Tell members what was heard.
-    Heard(Heard),
-    /// Tell members what a probe or a suspicion came to.
-    Verdict(Verdict),
-    /// Ask [`Ask::Ping`](crate::swim::Ask::Ping) of the target by stream; answer with
-    /// [`Detector::handle_stream_ping`].
-    StreamPing {
-        /// Names the request in the answer.
-        id: u64,
-        /// Where to.
-        to: SocketAddr,
-        /// Who should answer.
-        target: NodeId,
-    },
-}
-
-/// What the detector has counted since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Probes begun.
-    pub probes: u64,
-    /// Probes that the target answered, by whatever way.
-    pub probes_answered: u64,
-    /// Probes answered by stream alone: datagrams to that member are lost.
-    pub probes_answered_by_stream: u64,
-    /// Probes that ended in a verdict.
-    pub probes_failed: u64,
-    /// Rounds that accused nobody because this node's own timers were late.
-    pub rounds_voided: u64,
-    /// Pings meant for another id.
-    pub pings_misaddressed: u64,
-    /// Pings of strangers left unanswered because there were too many.
-    pub stranger_replies_withheld: u64,
-    /// Indirect probes not made: of a stranger, or too many at once.
-    pub relays_refused: u64,
-    /// Answers that no pending probe asked for.
-    pub answers_unexpected: u64,
-    /// Datagrams that came from this very boot.
-    pub echoes: u64,
-}
+/// Accusers of this node that are told of its refutation, beside others at random.
+const ACCUSERS_MAX: usize = 8;
 
 /// The failure detector of one node.
 ///
@@ -89,20 +50,20 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Detector {
     config: SwimConfig,
-    me: Member,
+    composer: Composer,
     rng: fastrand::Rng,
     /// Everybody else, as members last said.
     peers: BTreeMap<NodeId, Member>,
     present: usize,
     round: Round,
     probe: Option<Probe>,
-    relays: BTreeMap<u32, Relay>,
+    relays: Relays,
     suspicions: Suspicions,
-    queue: Queue,
+    /// Those that this node's own probes found silent, while the suspicion stands.
+    accused: BTreeSet<NodeId>,
+    /// Who passed on an accusation of this node that it has not refuted yet.
+    accusers: BTreeMap<NodeId, SocketAddr>,
     health: Health,
-    load: Option<Load>,
-    loads: LoadTable,
-    load_cursor: Option<NodeId>,
     period_at: Option<Instant>,
     stranger_replies: u32,
     seq: u32,
@@ -111,63 +72,17 @@ pub struct Detector {
     effects: VecDeque<Effect>,
 }
 
-/// A shuffled order of the present members, each probed once before it is shuffled again.
-#[derive(Debug, Default)]
-struct Round {
-    order: Vec<NodeId>,
-    next: usize,
-}
-
 #[derive(Debug)]
 struct Probe {
     seq: u32,
     target: NodeId,
-    generation: Generation,
+    boot: Boot,
     incarnation: Incarnation,
-    addr: SocketAddr,
     /// When others are asked; `None` once they were.
     indirect_at: Option<Instant>,
     stream: Option<u64>,
     helpers: usize,
     nacks: usize,
-}
-
-#[derive(Debug)]
-struct Relay {
-    asker: NodeId,
-    asker_addr: SocketAddr,
-    asker_seq: u32,
-    target: NodeId,
-    /// When the asker is told that there is no answer so far; `None` once it was.
-    nack_at: Option<Instant>,
-    ends: Instant,
-}
-
-impl Round {
-    /// Puts a new member at a random place among those still to be probed.
-    fn insert(&mut self, rng: &mut fastrand::Rng, id: NodeId) {
-        let at = rng.usize(self.next..=self.order.len());
-        self.order.insert(at, id);
-    }
-
-    fn remove(&mut self, id: &NodeId) {
-        if let Some(at) = self.order.iter().position(|other| other == id) {
-            self.order.remove(at);
-            if at < self.next {
-                self.next -= 1;
-            }
-        }
-    }
-
-    fn advance(&mut self, rng: &mut fastrand::Rng) -> Option<NodeId> {
-        if self.next == self.order.len() {
-            rng.shuffle(&mut self.order);
-            self.next = 0;
-        }
-        let id = self.order.get(self.next)?.clone();
-        self.next += 1;
-        Some(id)
-    }
 }
 
 impl Detector {
@@ -178,19 +93,17 @@ impl Detector {
         let seq = rng.u32(..);
         Self {
             config,
-            me,
+            composer: Composer::new(me),
             rng,
             peers: BTreeMap::new(),
             present: 0,
             round: Round::default(),
             probe: None,
-            relays: BTreeMap::new(),
+            relays: Relays::default(),
             suspicions: Suspicions::default(),
-            queue: Queue::default(),
+            accused: BTreeSet::new(),
+            accusers: BTreeMap::new(),
             health: Health::default(),
-            load: None,
-            loads: LoadTable::default(),
-            load_cursor: None,
             period_at: None,
             stranger_replies: 0,
             seq,
@@ -208,7 +121,7 @@ impl Detector {
 
     /// This node's own load, for the datagrams built from now on.
     pub fn set_load(&mut self, load: Load) {
-        self.load = Some(load);
+        self.composer.load = Some(load);
     }
 
     /// What was counted.
@@ -223,7 +136,7 @@ impl Detector {
 
     /// Updates still to be spread.
     pub fn queued_updates(&self) -> usize {
-        self.queue.len()
+        self.composer.queue.len()
     }
 
     /// Indirect probes under way for others.
@@ -238,7 +151,7 @@ impl Detector {
             self.remove(id);
         }
         for member in changed.members {
-            if member.id == self.me.id {
+            if member.id == self.me().id {
                 self.adopt_own(now, member);
             } else {
                 self.adopt(now, member);
@@ -247,13 +160,30 @@ impl Detector {
     }
 
     fn adopt_own(&mut self, now: Instant, member: Member) {
-        if member.boot() == self.me.boot() && member.incarnation > self.me.incarnation {
+        let refutes =
+            member.boot() == self.me().boot() && member.incarnation > self.me().incarnation;
+        let leaves = member.state == MemberState::Left && self.me().state != MemberState::Left;
+        self.composer.me = member;
+        if refutes {
             self.health.accused();
+            self.announce_refutation(now);
         }
-        let leaves = member.state == MemberState::Left && self.me.state != MemberState::Left;
-        self.me = member;
         if leaves {
             self.announce_leave(now);
+        }
+    }
+
+    /// Tells those who passed the accusation on, and some others, without waiting for a ping: a
+    /// suspicion runs.
+    fn announce_refutation(&mut self, now: Instant) {
+        let mut told = std::mem::take(&mut self.accusers);
+        for (id, addr) in self.choose(self.config.indirect_ping_count, None) {
+            told.entry(id).or_insert(addr);
+        }
+        for (id, addr) in told {
+            let seq = self.next_seq();
+            let body = Body::Ping { seq, to: id.clone() };
+            self.transmit(now, addr, &id, None, body, News::All);
         }
     }
 
@@ -268,28 +198,28 @@ impl Detector {
             (true, false) => {
                 self.present -= 1;
                 self.round.remove(&id);
-                self.loads.remove(&id);
+                self.composer.loads.remove(&id);
             }
             _ => {}
         }
         if let Some(probe) = self.probe.as_ref().filter(|p| p.target == id)
             && (!member.is_present()
-                || (member.generation, member.incarnation) != (probe.generation, probe.incarnation))
+                || (member.boot(), member.incarnation) != (probe.boot, probe.incarnation))
         {
             self.probe = None;
         }
         self.peers.insert(id.clone(), member.clone());
         if member.state == MemberState::Suspect {
-            let lasts = suspicion::timeout(
-                self.config.suspicion_multiplier,
-                self.members(),
-                self.config.protocol_period,
-            );
+            let period = self.config.protocol_period;
+            let min = suspicion::timeout(self.config.suspicion_multiplier, self.members(), period);
+            let max = min * suspicion::MAX_FACTOR;
+            let lasts = suspicion::shrunk(min, max, 0, suspicion::CONFIRMATIONS);
             self.suspicions.start(&member, now + lasts);
         } else {
             self.suspicions.stop(&id);
+            self.accused.remove(&id);
         }
-        self.queue.push(member);
+        self.composer.queue.push(member);
     }
 
     fn remove(&mut self, id: &NodeId) {
@@ -301,8 +231,13 @@ impl Detector {
             self.probe = None;
         }
         self.suspicions.stop(id);
-        self.queue.forget(id);
-        self.loads.remove(id);
+        self.accused.remove(id);
+        self.composer.queue.forget(id);
+        self.composer.loads.remove(id);
+    }
+
+    fn me(&self) -> &Member {
+        &self.composer.me
     }
 
     /// Present members, this node included.
@@ -315,10 +250,11 @@ impl Detector {
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: Datagram) {
         self.notice_lateness(now);
         let Datagram { from: sender, body, updates, loads } = datagram;
-        if sender.node == self.me.id && sender.generation == self.me.generation {
+        if sender.node == self.me().id && sender.generation == self.me().generation {
             self.counters.echoes += 1;
             return;
         }
+        self.note_accuser(&sender, from, &updates);
         self.hear(now, updates, loads);
         match body {
             Body::Ping { seq, to } => self.answer_ping(now, from, &sender, seq, &to),
@@ -332,16 +268,30 @@ impl Detector {
         }
     }
 
+    fn note_accuser(&mut self, sender: &Sender, from: SocketAddr, updates: &[Member]) {
+        let accuses = |update: &Member| {
+            update.boot() == self.me().boot() && update.precedence() > self.me().precedence()
+        };
+        if updates.iter().any(|update| update.id == self.me().id && accuses(update))
+            && self.accusers.len() < ACCUSERS_MAX
+        {
+            self.accusers.insert(sender.node.clone(), from);
+        }
+    }
+
     /// Passes on to members what they do not know yet.
     fn hear(&mut self, now: Instant, mut updates: Vec<Member>, mut loads: Vec<LoadReport>) {
         updates.retain(|update| {
-            let known =
-                if update.id == self.me.id { Some(&self.me) } else { self.peers.get(&update.id) };
+            let known = if update.id == self.me().id {
+                Some(self.me())
+            } else {
+                self.peers.get(&update.id)
+            };
             known.is_none_or(|known| known.precedence() < update.precedence())
         });
         loads.retain(|report| {
             self.peers.get(&report.node).is_some_and(Member::is_present)
-                && self.loads.observe(now, report)
+                && self.composer.loads.observe(now, report)
         });
         if !updates.is_empty() || !loads.is_empty() {
             self.effects.push_back(Effect::Heard(Heard { updates, loads }));
@@ -356,7 +306,7 @@ impl Detector {
         seq: u32,
         to: &NodeId,
     ) {
-        if *to != self.me.id {
+        if *to != self.me().id {
             self.counters.pings_misaddressed += 1;
             return;
         }
@@ -373,13 +323,11 @@ impl Detector {
     }
 
     fn take_ack(&mut self, now: Instant, seq: u32, sender: &Sender) {
-        match self.relays.get(&seq) {
-            Some(relay) if relay.target == sender.node => {
-                let relay = self.relays.remove(&seq).expect("it was just looked up");
-                let body = Body::AckRelay { seq: relay.asker_seq, target: sender.clone() };
-                self.transmit(now, relay.asker_addr, &relay.asker, None, body, News::All);
-            }
-            _ => self.take_answer(seq, sender),
+        if let Some(asker) = self.relays.answered(seq, &sender.node) {
+            let body = Body::AckRelay { seq: asker.seq, target: sender.clone() };
+            self.transmit(now, asker.addr, &asker.id, None, body, News::All);
+        } else {
+            self.take_answer(seq, sender);
         }
     }
 
@@ -390,7 +338,7 @@ impl Detector {
             Some(probe)
                 if probe.seq == seq
                     && probe.target == by.node
-                    && probe.generation <= by.generation =>
+                    && probe.boot.generation <= by.generation =>
             {
                 self.probe = None;
                 self.counters.probes_answered += 1;
@@ -419,21 +367,16 @@ impl Detector {
         addr: SocketAddr,
     ) {
         let is_member = self.peers.get(&asker.node).is_some_and(Member::is_present);
-        if !is_member || self.relays.len() >= RELAYS_MAX || *target == self.me.id {
+        let own_seq = self.next_seq();
+        let asker = Asker { id: asker.node, addr: from, seq };
+        let period = self.config.protocol_period;
+        if !is_member
+            || *target == self.me().id
+            || !self.relays.begin(now, period, own_seq, target.clone(), asker)
+        {
             self.counters.relays_refused += 1;
             return;
         }
-        let period = self.config.protocol_period;
-        let own_seq = self.next_seq();
-        let relay = Relay {
-            asker: asker.node,
-            asker_addr: from,
-            asker_seq: seq,
-            target: target.clone(),
-            nack_at: Some(now + period / 5),
-            ends: now + period,
-        };
-        self.relays.insert(own_seq, relay);
         let body = Body::Ping { seq: own_seq, to: target.clone() };
         self.transmit(now, addr, target, None, body, News::All);
     }
@@ -452,7 +395,7 @@ impl Detector {
     /// Tells several members that this node leaves, and stops probing. Calling it again tells
     /// others.
     pub fn handle_leave(&mut self, now: Instant) {
-        self.me.state = MemberState::Left;
+        self.composer.me.state = MemberState::Left;
         self.announce_leave(now);
     }
 
@@ -481,8 +424,8 @@ impl Detector {
     /// When [`Detector::handle_timeout`] must be called at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let probe = self.probe.as_ref().and_then(|p| p.indirect_at);
-        let relays = self.relays.values().map(|r| r.nack_at.unwrap_or(r.ends)).min();
-        [self.period_at, probe, relays, self.suspicions.next_deadline()].into_iter().flatten().min()
+        let (relays, suspicions) = (self.relays.next_at(), self.suspicions.next_deadline());
+        [self.period_at, probe, relays, suspicions].into_iter().flatten().min()
     }
 
     /// The oldest effect not yet handed out.
@@ -510,16 +453,9 @@ impl Detector {
     }
 
     fn send_nacks(&mut self, now: Instant) {
-        let mut due = Vec::new();
-        self.relays.retain(|_, relay| {
-            if relay.nack_at.is_some_and(|at| at <= now) {
-                relay.nack_at = None;
-                due.push((relay.asker_addr, relay.asker.clone(), relay.asker_seq));
-            }
-            relay.ends > now
-        });
-        for (addr, asker, seq) in due {
-            self.transmit(now, addr, &asker, None, Body::Nack { seq }, News::All);
+        for asker in self.relays.silent(now) {
+            let body = Body::Nack { seq: asker.seq };
+            self.transmit(now, asker.addr, &asker.id, None, body, News::All);
         }
     }
 
@@ -539,32 +475,41 @@ impl Detector {
         if let Some(probe) = self.probe.take() {
             self.counters.probes_failed += 1;
             self.health.probe_failed(probe.helpers, probe.helpers - probe.nacks);
+            if self.accused.len() < ACCUSED_MAX {
+                self.accused.insert(probe.target.clone());
+            }
             self.effects.push_back(Effect::Verdict(Verdict {
                 id: probe.target,
-                generation: probe.generation,
+                generation: probe.boot.generation,
                 incarnation: probe.incarnation,
                 state: MemberState::Suspect,
             }));
         }
         let period = self.health.stretched(self.config.protocol_period);
         self.period_at = Some(now + period);
-        if self.me.state == MemberState::Left {
+        if self.me().state == MemberState::Left {
             self.announce_leave(now);
-        } else if let Some(target) = self.round.advance(&mut self.rng) {
+            return;
+        }
+        if let Some(target) = self.round.advance(&mut self.rng) {
             self.begin_probe(now, &target, period);
+        }
+        for id in self.accused.clone() {
+            let seq = self.next_seq();
+            let addr = self.peers[&id].gossip;
+            self.transmit(now, addr, &id, None, Body::Ping { seq, to: id.clone() }, News::All);
         }
     }
 
     fn begin_probe(&mut self, now: Instant, target: &NodeId, period: Duration) {
         let seq = self.next_seq();
         let member = &self.peers[target];
-        let (addr, generation) = (member.gossip, member.generation);
+        let boot = member.boot();
         self.probe = Some(Probe {
             seq,
             target: target.clone(),
-            generation,
+            boot,
             incarnation: member.incarnation,
-            addr,
             indirect_at: Some(now + period / 2),
             stream: None,
             helpers: 0,
@@ -572,12 +517,12 @@ impl Detector {
         });
         self.counters.probes += 1;
         let body = Body::Ping { seq, to: target.clone() };
-        self.transmit(now, addr, target, None, body, News::All);
+        self.transmit(now, boot.gossip, target, None, body, News::All);
     }
 
     fn probe_indirectly(&mut self, now: Instant) {
         let Some(probe) = &self.probe else { return };
-        let (seq, target, addr) = (probe.seq, probe.target.clone(), probe.addr);
+        let (seq, target, addr) = (probe.seq, probe.target.clone(), probe.boot.gossip);
         let helpers = self.choose(self.config.indirect_ping_count, Some(&target));
         self.stream_id += 1;
         let stream = self.stream_id;
@@ -604,8 +549,6 @@ impl Detector {
         self.seq
     }
 
-    /// Builds and sends a datagram to `receiver`: first its own record if it should refute it, then
-    /// this node's record, so that who is spoken to always knows who speaks, then news and loads.
     fn transmit(
         &mut self,
         now: Instant,
@@ -615,51 +558,9 @@ impl Detector {
         body: Body,
         news: News,
     ) {
-        let sender = Sender { node: self.me.id.clone(), generation: self.me.generation };
-        let mut writer = Writer::new(sender, body);
-        if let Some(record) = self.peers.get(receiver) {
-            let outlived = receiver_generation.is_some_and(|g| g < record.generation);
-            if record.state != MemberState::Alive || outlived {
-                writer.update(record);
-            }
-        }
-        writer.update(&self.me);
-        if news == News::All {
-            if let Some(load) = self.load {
-                let (node, generation) = (self.me.id.clone(), self.me.generation);
-                writer.load(&LoadReport { node, generation, load, age_ms: 0 });
-            }
-            let limit = send_limit(self.config.retransmit_multiplier, self.members());
-            self.queue.fill(&mut writer, Some(receiver), limit);
-            self.pass_on_loads(now, receiver, &mut writer);
-        }
-        self.effects.push_back(Effect::Transmit { to, message: writer.finish() });
+        let letter = Letter { receiver, receiver_generation, body, news };
+        let limit = send_limit(self.config.retransmit_multiplier, self.members());
+        let message = self.composer.compose(now, letter, limit, &self.peers);
+        self.effects.push_back(Effect::Transmit { to, message });
     }
-
-    /// Adds loads of others while there is room, going on where the last datagram stopped.
-    fn pass_on_loads(&mut self, now: Instant, receiver: &NodeId, writer: &mut Writer) {
-        let start = self.load_cursor.take();
-        let after = start.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let upto = start.as_ref().map_or(Bound::Excluded(&self.me.id), Bound::Included);
-        let (late, early) = (
-            self.peers.range::<NodeId, _>((after, Bound::Unbounded)),
-            self.peers.range::<NodeId, _>((Bound::Unbounded, upto)),
-        );
-        let early = start.is_some().then_some(early).into_iter().flatten();
-        for id in late.chain(early).map(|(id, _)| id).take(LOADS_LOOKED_AT_MAX) {
-            self.load_cursor = Some(id.clone());
-            let report = self.loads.report_of(now, id).filter(|_| id != receiver);
-            let fresh = report.filter(|r| Duration::from_millis(r.age_ms.into()) < LOAD_AGE_MAX);
-            if fresh.is_some_and(|report| !writer.load(&report)) {
-                return;
-            }
-        }
-    }
-}
-
-/// How much a datagram carries beside its body and the two records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
-    All,
-    None,
 }

@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::limits::{
-    ADMISSION_WAIT, ADMISSIONS_MAX, CONNECT_TIMEOUT, MEMBERS_MAX, RESPONSE_TIMEOUT, SEEDS_MAX,
-    SYNC_DIALS_MAX,
+    ADMISSIONS_MAX, CONNECT_TIMEOUT, MEMBERS_MAX, RESPONSE_TIMEOUT, SEEDS_MAX, SYNC_DIALS_MAX,
 };
-use crate::load::{LoadReport, LoadTable};
+use crate::load::LoadTable;
 use crate::swim::sync::{Redials, Seeds, Syncs};
 use crate::swim::table::Table;
 use crate::swim::{
@@ -23,6 +22,13 @@ use crate::time::Instant;
 use crate::wire::datagram::Sender;
 use crate::wire::stream::StreamError;
 
+mod admission;
+mod effect;
+#[cfg(test)]
+mod tests;
+
+pub use effect::{Counters, DialError, Effect, Target};
+
 /// A dial that brought no answer by then never will: connecting and answering, with room for a
 /// slow caller.
 const DIAL_EXPIRY: Duration = Duration::from_secs(10);
@@ -30,112 +36,6 @@ const DIAL_EXPIRY: Duration = Duration::from_secs(10);
 /// Most dials at one time: one a seed, one for want of seeds, those for admissions, and those of
 /// state exchange.
 pub const DIALS_MAX: usize = SEEDS_MAX + 1 + ADMISSIONS_MAX + SYNC_DIALS_MAX;
-
-/// Where a stream goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// As the operator wrote it: a host name or address, with a port.
-    Seed(String),
-    /// A member's gossip port.
-    Addr(SocketAddr),
-}
-
-/// Why a dial brought no answer. Nothing is known of the other side's state.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DialError {
-    /// The name has no address.
-    #[error("the name does not resolve: {0}")]
-    Unresolved(String),
-    /// No connection.
-    #[error("no connection: {0}")]
-    Unreachable(String),
-    /// No answer in time.
-    #[error("no answer in time")]
-    TimedOut,
-    /// The peer closed the stream before it answered.
-    #[error("the peer closed the stream")]
-    Closed,
-    /// The peer said something that has no place here.
-    #[error(transparent)]
-    Stream(#[from] StreamError),
-}
-
-/// What members ask of their surroundings.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Effect {
-    /// Tell the detector.
-    Changed(Changed),
-    /// Tell subscribers.
-    Event(MembershipEvent),
-    /// A present member's load is news.
-    Load(LoadReport),
-    /// Ask this by stream; answer with [`Members::handle_answer`].
-    Dial {
-        /// Names the request in the answer.
-        id: u64,
-        /// Whom.
-        to: Target,
-        /// What.
-        ask: Ask,
-    },
-    /// Answer a peer's request.
-    Answer {
-        /// As [`Members::handle_ask`] was told.
-        id: u64,
-        /// The answer.
-        answer: Answer,
-    },
-    /// Close a peer's request without an answer; it will ask again.
-    Decline {
-        /// As [`Members::handle_ask`] was told.
-        id: u64,
-    },
-    /// The mesh knows a boot of this name that is not older: register at least this generation and
-    /// call [`Members::set_generation`].
-    GenerationTooLow {
-        /// The lowest that will do.
-        at_least: Generation,
-    },
-    /// A newer boot of this name lives: this one must stop. Nothing follows.
-    Fenced {
-        /// The newer boot.
-        by: Generation,
-    },
-    /// A member has admitted this boot.
-    Joined,
-    /// A live node has this name: this one must stop. Nothing follows.
-    Refused {
-        /// Where it answered.
-        holder: SocketAddr,
-    },
-    /// A seed does not answer. Told once an outage; it is tried again for ever.
-    SeedUnreachable {
-        /// As the operator wrote it.
-        seed: String,
-        /// Why.
-        error: DialError,
-    },
-}
-
-/// What members have counted since they were made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Times that this node refuted an accusation.
-    pub refutations: u64,
-    /// Records that no member could have: no usable address.
-    pub records_unusable: u64,
-    /// Records and newcomers turned away because the table is full of present members.
-    pub table_full: u64,
-    /// State exchanges that brought an answer.
-    pub syncs: u64,
-    /// Newcomers that were told that their name is taken.
-    pub newcomers_refused: u64,
-    /// Seeds over the bound, which are never dialled.
-    pub seeds_ignored: u64,
-}
 
 /// The membership of one node.
 ///
@@ -248,7 +148,8 @@ impl Members {
         }
         let me = Member { generation, incarnation: Incarnation(0), ..self.me().clone() };
         self.phase = Phase::Joining { asked: None };
-        self.dials.clear();
+        // What is asked under the old generation proves nothing for the new one.
+        self.dials.retain(|_, d| !matches!(d.purpose, Purpose::Seed { .. } | Purpose::Join));
         self.put(now, me);
         self.flush();
         self.syncs.restart(now, &mut self.rng);
@@ -330,7 +231,7 @@ impl Members {
     }
 
     /// Takes in a peer's request. It is answered by [`Effect::Answer`] or [`Effect::Decline`] of the
-    /// same `id`, at once or within [`ADMISSION_WAIT`].
+    /// same `id`, at once or within [`ADMISSION_WAIT`](crate::limits::ADMISSION_WAIT).
     pub fn handle_ask(&mut self, now: Instant, id: u64, from: &Sender, ask: Ask) {
         if self.is_over() {
             self.effects.push_back(Effect::Decline { id });
@@ -360,61 +261,6 @@ impl Members {
                 }
             }
         }
-    }
-
-    fn handle_join(&mut self, now: Instant, id: u64, newcomer: Member) {
-        if newcomer.id == self.me {
-            let answer = if newcomer.boot() == self.me().boot() {
-                Answer::State { members: Vec::new(), highest: None }
-            } else {
-                self.counters.newcomers_refused += 1;
-                Answer::Refused { holder: self.me().gossip }
-            };
-            self.answer(id, answer);
-            return;
-        }
-        match self.table.get(&newcomer.id) {
-            Some(holder) if holder.is_present() && holder.gossip != newcomer.gossip => {
-                self.ask_holder(now, id, newcomer, holder.clone());
-            }
-            _ => self.admit(now, id, newcomer),
-        }
-    }
-
-    /// A name that someone present has at another address: whoever answers there keeps it.
-    fn ask_holder(&mut self, now: Instant, ask: u64, newcomer: Member, holder: Member) {
-        let pending =
-            self.dials.values().filter(|d| matches!(d.purpose, Purpose::Admission { .. })).count();
-        if pending >= ADMISSIONS_MAX {
-            self.effects.push_back(Effect::Decline { id: ask });
-            return;
-        }
-        let to = Target::Addr(holder.gossip);
-        let purpose = Purpose::Admission { ask, newcomer, holder };
-        self.dial(now, purpose, to, Ask::Ping, ADMISSION_WAIT);
-    }
-
-    /// Admits a newcomer, from whatever address, unless the mesh knows a boot of its name that is
-    /// not older: then it is told to come back above that.
-    fn admit(&mut self, now: Instant, id: u64, newcomer: Member) {
-        let known = self.table.get(&newcomer.id);
-        let same_boot = |k: &&Member| k.boot() == newcomer.boot() && k.state != MemberState::Left;
-        let highest = known.filter(|k| !same_boot(k)).map(|known| known.generation);
-        if highest.is_some_and(|highest| highest >= newcomer.generation) {
-            self.answer(id, Answer::State { members: Vec::new(), highest });
-            return;
-        }
-        let name = newcomer.id.clone();
-        self.merge(now, newcomer, Source::State);
-        if self.table.get(&name).is_none() {
-            self.effects.push_back(Effect::Decline { id });
-            return;
-        }
-        if self.phase == (Phase::Joining { asked: None }) && self.seeds.is_empty() {
-            self.phase = Phase::Member;
-        }
-        self.flush();
-        self.answer_state(id, highest);
     }
 
     fn answer_state(&mut self, id: u64, highest: Option<Generation>) {
@@ -488,34 +334,6 @@ impl Members {
         }
     }
 
-    fn decide_admission(
-        &mut self,
-        now: Instant,
-        ask: u64,
-        newcomer: Member,
-        holder: &Member,
-        answer: Result<(Sender, Answer), DialError>,
-    ) {
-        if self.is_over() {
-            self.effects.push_back(Effect::Decline { id: ask });
-            return;
-        }
-        let held = answer.is_ok_and(|(by, answer)| {
-            // The newcomer itself may answer at its old address, as the newer boot that it is.
-            let itself = by.generation == newcomer.generation && by.generation > holder.generation;
-            answer == Answer::Pong
-                && by.node == holder.id
-                && by.generation >= holder.generation
-                && !itself
-        });
-        if held {
-            self.counters.newcomers_refused += 1;
-            self.answer(ask, Answer::Refused { holder: holder.gossip });
-        } else {
-            self.admit(now, ask, newcomer);
-        }
-    }
-
     fn take_state(
         &mut self,
         now: Instant,
@@ -528,7 +346,7 @@ impl Members {
         if matches!(purpose, Purpose::Seed { join: true, .. } | Purpose::Join) {
             if let Some(highest) = highest.filter(|highest| *highest >= mine) {
                 self.outranked(highest);
-            } else if matches!(self.phase, Phase::Joining { .. }) {
+            } else if self.phase == (Phase::Joining { asked: None }) {
                 self.phase = Phase::Member;
                 self.effects.push_back(Effect::Joined);
                 self.syncs.restart(now, &mut self.rng);
@@ -645,7 +463,8 @@ impl Members {
 
     /// Takes in a record by precedence.
     fn merge(&mut self, now: Instant, mut member: Member, source: Source) {
-        if member.gossip.port() == 0 || member.gossip.ip().is_unspecified() {
+        let ip = member.gossip.ip();
+        if member.gossip.port() == 0 || ip.is_unspecified() || ip.is_multicast() {
             self.counters.records_unusable += 1;
             return;
         }

@@ -7,6 +7,13 @@ use crate::id::{Generation, Incarnation, NodeId};
 use crate::swim::Member;
 use crate::time::{Instant, micros};
 
+/// How much longer than the shortest the longest suspicion is, where confirmations shrink it.
+pub const MAX_FACTOR: u32 = 6;
+
+/// Independent confirmations that a suspicion awaits. None yet: a datagram does not say who accuses,
+/// so a confirmation could not be told from the repetition of one accusation.
+pub const CONFIRMATIONS: u32 = 0;
+
 /// How long a suspicion stands in a mesh of `members`: `multiplier x ln(members + 1) x period`.
 pub fn timeout(multiplier: u32, members: usize, period: Duration) -> Duration {
     period.mul_f64(f64::from(multiplier) * (members as f64 + 1.0).ln())

@@ -1,12 +1,17 @@
 //! The one place that knows bincode.
 //!
 //! Version 2.0.1, standard configuration: little-endian, variable-length integers, lengths before
-//! sequences, variants by number. Decoding is bounded and must use every byte. bincode is no longer
-//! maintained; the day it must be replaced by a compatible codec, it is this file and a run of the
-//! golden tests.
+//! sequences, variants by number. Decoding must use every byte. bincode is no longer maintained; the
+//! day it must be replaced by a compatible codec, it is this file and a run of the golden tests.
+//!
+//! Nothing is allocated for what a length only announces. Texts are read from the bytes that are
+//! there (`deserialize_str`), and lists are `bounded` and grow with their elements.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Why bytes are not the message that they should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +45,7 @@ pub fn encoded_len<T: Serialize>(message: &T) -> usize {
     size.bytes_written
 }
 
-/// The message in `bytes`, of which its strings and vectors may claim `LIMIT` bytes of memory.
+/// The message in `bytes`, whose parts may claim `LIMIT` bytes of memory together.
 ///
 /// # Errors
 /// [`DecodeError`] when `bytes` are anything but exactly one message.
@@ -52,4 +57,38 @@ pub fn decode<T: DeserializeOwned, const LIMIT: usize>(bytes: &[u8]) -> Result<T
         return Err(DecodeError::Trailing(bytes.len() - used));
     }
     Ok(message)
+}
+
+/// Reads a list of at most `MAX` elements, for `#[serde(deserialize_with)]`: one that announces more
+/// is refused before any is read, and memory grows only with elements that are there.
+pub(crate) fn bounded<'de, const MAX: usize, T, D>(d: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    struct Bounded<const MAX: usize, T>(PhantomData<T>);
+
+    impl<'de, const MAX: usize, T: Deserialize<'de>> Visitor<'de> for Bounded<MAX, T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {MAX}")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+            if let Some(announced) = seq.size_hint().filter(|&n| n > MAX) {
+                return Err(A::Error::invalid_length(announced, &self));
+            }
+            let mut list = Vec::new();
+            while let Some(element) = seq.next_element()? {
+                if list.len() == MAX {
+                    return Err(A::Error::invalid_length(MAX + 1, &self));
+                }
+                list.push(element);
+            }
+            Ok(list)
+        }
+    }
+
+    d.deserialize_seq(Bounded::<MAX, T>(PhantomData))
 }

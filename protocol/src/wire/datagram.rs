@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Generation, JobId, NodeId};
 use crate::limits::{
     DATAGRAM_BODY_BYTES_MAX, DATAGRAM_BYTES_MAX, DATAGRAM_DECODE_BYTES_MAX, DATAGRAM_HEADER_BYTES,
+    DATAGRAM_ITEMS_MAX, FINISHED_IDS_MAX,
 };
 use crate::load::LoadReport;
 use crate::swim::Member;
@@ -50,8 +51,10 @@ pub struct Datagram {
     /// What it is about.
     pub body: Body,
     /// News of members, most urgent first.
+    #[serde(deserialize_with = "codec::bounded::<DATAGRAM_ITEMS_MAX, _, _>")]
     pub updates: Vec<Member>,
     /// Loads, the sender's own first.
+    #[serde(deserialize_with = "codec::bounded::<DATAGRAM_ITEMS_MAX, _, _>")]
     pub loads: Vec<LoadReport>,
 }
 
@@ -103,7 +106,8 @@ pub enum Body {
     },
     /// These jobs, which you accepted, have ended; the store has their outcomes.
     Finished {
-        /// At most [`crate::limits::FINISHED_IDS_MAX`].
+        /// At most [`FINISHED_IDS_MAX`].
+        #[serde(deserialize_with = "codec::bounded::<FINISHED_IDS_MAX, _, _>")]
         jobs: Vec<JobId>,
     },
 }
@@ -181,9 +185,8 @@ impl Writer {
     /// When the body alone exceeds the budget, which no body within its documented bounds does.
     pub fn new(from: Sender, body: Body) -> Self {
         let datagram = Datagram { from, body, updates: Vec::new(), loads: Vec::new() };
-        // A count over 250 takes three bytes instead of one; two counts.
-        let fixed = codec::encoded_len(&datagram) + 4;
-        let left = DATAGRAM_BODY_BYTES_MAX.checked_sub(fixed);
+        // Fewer than 251 items fit, so the counts keep the byte that each has now.
+        let left = DATAGRAM_BODY_BYTES_MAX.checked_sub(codec::encoded_len(&datagram));
         Self { datagram, left: left.expect("a body fits a datagram") }
     }
 

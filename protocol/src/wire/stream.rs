@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Generation, JobId};
 use crate::job::{Claim, ClaimedJob};
 use crate::limits::{
-    FRAME_BYTES_MAX, FRAME_DECODE_BYTES_MAX, MEMBERS_MAX, STATE_CHUNK_MEMBERS_MAX,
+    FRAME_BYTES_MAX, FRAME_DECODE_BYTES_MAX, MEMBERS_MAX, STATE_CHUNK_MEMBERS_MAX, STEAL_BATCH_MAX,
 };
-use crate::load::LoadReport;
+use crate::load::{Load, LoadReport};
 use crate::swim::{Answer, Ask, Member};
 use crate::wire::codec::{self, DecodeError};
 use crate::wire::datagram::{MAGIC, MeshId, Sender, VERSION};
@@ -90,6 +90,7 @@ pub enum GossipFrame {
     /// A part of a member table.
     Chunk {
         /// At most [`STATE_CHUNK_MEMBERS_MAX`].
+        #[serde(deserialize_with = "codec::bounded::<STATE_CHUNK_MEMBERS_MAX, _, _>")]
         members: Vec<Member>,
         /// Whether no other chunk follows.
         last: bool,
@@ -120,6 +121,8 @@ pub enum StealFrame {
         seq: u32,
         /// The thief's room.
         max: u32,
+        /// How busy the thief is: the victim gives what evens the two out.
+        load: Load,
     },
     /// These jobs are yours if you transfer them in the store before the offer expires.
     Offer(Offer),
@@ -127,7 +130,8 @@ pub enum StealFrame {
     Settle {
         /// Which offer.
         offer: u64,
-        /// The jobs that the thief got.
+        /// The jobs that the thief got, at most [`STEAL_BATCH_MAX`].
+        #[serde(deserialize_with = "codec::bounded::<STEAL_BATCH_MAX, _, _>")]
         taken: Vec<JobId>,
     },
 }
@@ -141,7 +145,8 @@ pub struct Offer {
     pub offer: u64,
     /// How long it stands, in milliseconds from its sending.
     pub expires_ms: u32,
-    /// What is offered.
+    /// What is offered, at most [`STEAL_BATCH_MAX`].
+    #[serde(deserialize_with = "codec::bounded::<STEAL_BATCH_MAX, _, _>")]
     pub jobs: Vec<OfferedJob>,
     /// The victim's load after this offer.
     pub load: Option<LoadReport>,
@@ -238,8 +243,18 @@ fn push_chunks(frames: &mut Vec<GossipFrame>, members: &[Member]) {
 }
 
 /// Puts an [`Ask`] together from its frames.
+///
+/// After an error, and after the ask is complete, every frame is refused.
 #[derive(Debug, Default)]
-pub struct AskReader(Vec<Member>, bool);
+pub struct AskReader(AskState);
+
+#[derive(Debug, Default)]
+enum AskState {
+    #[default]
+    Start,
+    Table(Vec<Member>),
+    Done,
+}
 
 impl AskReader {
     /// Takes the next frame; `Some` when the ask is complete.
@@ -247,16 +262,20 @@ impl AskReader {
     /// # Errors
     /// [`StreamError`] when the frame has no place here, or the table grows past [`MEMBERS_MAX`].
     pub fn frame(&mut self, frame: GossipFrame) -> Result<Option<Ask>, StreamError> {
-        match frame {
-            GossipFrame::Join(me) if !self.1 => Ok(Some(Ask::Join { me })),
-            GossipFrame::Ping if !self.1 => Ok(Some(Ask::Ping)),
-            GossipFrame::Sync if !self.1 => {
-                self.1 = true;
+        match (std::mem::replace(&mut self.0, AskState::Done), frame) {
+            (AskState::Start, GossipFrame::Join(me)) => Ok(Some(Ask::Join { me })),
+            (AskState::Start, GossipFrame::Ping) => Ok(Some(Ask::Ping)),
+            (AskState::Start, GossipFrame::Sync) => {
+                self.0 = AskState::Table(Vec::new());
                 Ok(None)
             }
-            GossipFrame::Chunk { members, last } if self.1 => {
-                extend(&mut self.0, members)?;
-                Ok(last.then(|| Ask::Sync { members: std::mem::take(&mut self.0) }))
+            (AskState::Table(table), GossipFrame::Chunk { members, last }) => {
+                let members = extended(table, members, last)?;
+                if last {
+                    return Ok(Some(Ask::Sync { members }));
+                }
+                self.0 = AskState::Table(members);
+                Ok(None)
             }
             _ => Err(StreamError::Unexpected("not a request")),
         }
@@ -264,8 +283,20 @@ impl AskReader {
 }
 
 /// Puts an [`Answer`] together from its frames.
+///
+/// After an error, and after the answer is complete, every frame is refused.
 #[derive(Debug, Default)]
-pub struct AnswerReader(Vec<Member>);
+pub struct AnswerReader(AnswerState);
+
+#[derive(Debug, Default)]
+enum AnswerState {
+    #[default]
+    Start,
+    Table(Vec<Member>),
+    /// The last chunk was read.
+    Whole(Vec<Member>),
+    Done,
+}
 
 impl AnswerReader {
     /// Takes the next frame; `Some` when the answer is complete.
@@ -273,25 +304,42 @@ impl AnswerReader {
     /// # Errors
     /// As [`AskReader::frame`].
     pub fn frame(&mut self, frame: GossipFrame) -> Result<Option<Answer>, StreamError> {
-        match frame {
-            GossipFrame::Chunk { members, .. } => {
-                extend(&mut self.0, members)?;
-                Ok(None)
+        let table = match (std::mem::replace(&mut self.0, AnswerState::Done), frame) {
+            (AnswerState::Start, GossipFrame::Refused { holder }) => {
+                return Ok(Some(Answer::Refused { holder }));
             }
-            GossipFrame::End { highest } => {
-                Ok(Some(Answer::State { members: std::mem::take(&mut self.0), highest }))
+            (AnswerState::Start, GossipFrame::Pong) => return Ok(Some(Answer::Pong)),
+            (AnswerState::Whole(members), GossipFrame::End { highest }) => {
+                return Ok(Some(Answer::State { members, highest }));
             }
-            GossipFrame::Refused { holder } => Ok(Some(Answer::Refused { holder })),
-            GossipFrame::Pong => Ok(Some(Answer::Pong)),
-            _ => Err(StreamError::Unexpected("not an answer")),
-        }
+            (AnswerState::Start, GossipFrame::Chunk { members, last }) => {
+                (extended(Vec::new(), members, last)?, last)
+            }
+            (AnswerState::Table(table), GossipFrame::Chunk { members, last }) => {
+                (extended(table, members, last)?, last)
+            }
+            _ => return Err(StreamError::Unexpected("not an answer")),
+        };
+        self.0 = match table {
+            (members, true) => AnswerState::Whole(members),
+            (members, false) => AnswerState::Table(members),
+        };
+        Ok(None)
     }
 }
 
-fn extend(table: &mut Vec<Member>, members: Vec<Member>) -> Result<(), StreamError> {
+fn extended(
+    mut table: Vec<Member>,
+    members: Vec<Member>,
+    last: bool,
+) -> Result<Vec<Member>, StreamError> {
+    if members.is_empty() && !last {
+        // It would bring the end no nearer, and so never be too much.
+        return Err(StreamError::Unexpected("an empty chunk before the last"));
+    }
     if table.len() + members.len() > MEMBERS_MAX {
         return Err(StreamError::Unexpected("a member table over its bound"));
     }
     table.extend(members);
-    Ok(())
+    Ok(table)
 }

@@ -58,12 +58,12 @@ pub(super) const CLAIM_ANY: &str = "
     ) RETURNING seq, token, attempts, priority, due_ms";
 pub(super) const START: &str =
     concat!("UPDATE job_states SET state = 3, attempts = attempts + 1", unstarted!());
-const HAND_ON: &str = concat!(
+pub(super) const HAND_ON: &str = concat!(
     "UPDATE job_states SET owner = ?4, token = token + 1",
     unstarted!(),
     " RETURNING seq, token, attempts"
 );
-const RELEASE: &str =
+pub(super) const RELEASE: &str =
     concat!("UPDATE job_states SET state = 1, owner = NULL, token = token + 1", unstarted!());
 pub(super) const SUCCEED: &str = concat!(
     "UPDATE job_states SET state = 4, error = NULL, result = ?3, finished_ms = ?4",

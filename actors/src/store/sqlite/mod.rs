@@ -13,6 +13,8 @@ mod jobs;
 mod leases;
 mod open;
 mod operation;
+#[cfg(test)]
+mod plans;
 mod reads;
 mod schema;
 
@@ -37,7 +39,8 @@ struct Commit;
 
 /// The store in a SQLite file.
 pub struct SqliteStore {
-    database: Database,
+    /// `None` once it is closed.
+    database: Option<Database>,
     queue: Arc<Mutex<Queue>>,
 }
 
@@ -49,7 +52,7 @@ impl SqliteStore {
     /// [`OpenError`], which says what to do about it; the file is as it was.
     pub fn open(path: impl AsRef<Path>, options: &SqliteOptions) -> Result<Self, OpenError> {
         let database = Database::open(path.as_ref(), options)?;
-        Ok(Self { database, queue: Arc::default() })
+        Ok(Self { database: Some(database), queue: Arc::default() })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -58,13 +61,14 @@ impl SqliteStore {
 
     /// Commits one batch, if anything waits, and answers it.
     fn commit(&self) {
+        let Some(database) = &self.database else { return };
         let mut batch = self.queue().next_batch();
         if !batch.writes.is_empty() {
-            self.database.write(&mut batch.writes);
+            database.write(&mut batch.writes);
             batch.writes.into_iter().for_each(Pending::reply);
         }
         if !batch.reads.is_empty() {
-            self.database.read(&mut batch.reads);
+            database.read(&mut batch.reads);
             batch.reads.into_iter().for_each(Pending::reply);
         }
     }
@@ -99,6 +103,8 @@ impl Handler<Commit> for SqliteStore {
             std::mem::take(&mut queue.closing)
         };
         if !closed.is_empty() {
+            // Whoever asked may open the file again, or remove it, as soon as there is an answer.
+            self.database = None;
             ctx.stop();
             closed.into_iter().flatten().for_each(|caller| {
                 let _ = caller.send(());
@@ -160,6 +166,7 @@ pub struct Closing(Arc<Mutex<Queue>>);
 impl MessageResponse<SqliteStore, Close> for Closing {
     fn handle(self, ctx: &mut Context<SqliteStore>, caller: Option<OneshotSender<()>>) {
         let mut queue = lock(&self.0);
+        queue.closed = true;
         queue.closing.push(caller);
         queue.make_commit_due(ctx);
     }
@@ -180,6 +187,7 @@ pub struct Queue {
     units: usize,
     units_since_commit: usize,
     commit_is_due: bool,
+    closed: bool,
     closing: Vec<Option<OneshotSender<()>>>,
 }
 
@@ -205,10 +213,10 @@ impl Queue {
         self.units_since_commit >= BATCH_UNITS_MAX
     }
 
-    /// Why nothing more can wait now. Lease operations are never refused for want of room: a node
-    /// has one of them under way at a time.
+    /// Why a request cannot wait now. Lease operations are never refused for want of room: a node has
+    /// one of them under way at a time.
     fn refuses(&mut self, lane: Lane) -> Option<StoreError> {
-        if !self.closing.is_empty() {
+        if self.closed {
             return Some(StoreError::Stopped);
         }
         if self.units < WAITING_UNITS_MAX || lane == Lane::Lease {

@@ -1,8 +1,9 @@
 //! Opening a database file: what it must be, and what is said when it is not.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
@@ -175,6 +176,14 @@ fn wait_in_short_pauses(connection: &mut Connection, busy_wait: Duration) -> rus
 /// Checks that the file is a meshwork database that this version knows, or is empty. Returns its
 /// version, 0 if it is empty.
 fn check(path: &Path, connection: &Connection) -> Result<u32, Trouble> {
+    // All of one snapshot: another process may be making the tables at this moment.
+    connection.execute_batch("SAVEPOINT look")?;
+    let version = check_snapshot(path, connection)?;
+    connection.execute_batch("RELEASE look")?;
+    Ok(version)
+}
+
+fn check_snapshot(path: &Path, connection: &Connection) -> Result<u32, Trouble> {
     let number = |pragma: &str| connection.query_row(pragma, [], |row| row.get::<_, i32>(0));
     let version = number("PRAGMA user_version")?;
     let application = number("PRAGMA application_id")?;
@@ -234,24 +243,31 @@ fn explain(path: &Path, e: &rusqlite::Error) -> OpenError {
         }
         _ => {}
     }
+    if e.sqlite_error_code() != Some(ErrorCode::CannotOpen) {
+        return OpenError::Failed { path: owned, reason: e.to_string() };
+    }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    match fs::metadata(folder) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return OpenError::NoFolder { path: owned, folder: folder.to_owned() };
+    // SQLite does not say why it could not open a file. The system does, of one that is not there.
+    // One that is there must not be opened past SQLite: closing it would drop the locks that other
+    // connections of this process hold on it.
+    let denied = if path.exists() {
+        io::ErrorKind::PermissionDenied.into()
+    } else if !folder.exists() {
+        return OpenError::NoFolder { path: owned, folder: folder.to_owned() };
+    } else {
+        match File::create_new(path) {
+            Err(e) => e,
+            // It could be made after all. It stays: another process may have it open by now.
+            Ok(_) => return OpenError::Failed { path: owned, reason: e.to_string() },
         }
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return OpenError::PermissionDenied(owned);
+    };
+    match denied.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            OpenError::PermissionDenied(owned)
         }
-        Ok(folder) if folder.permissions().readonly() => {
-            return OpenError::PermissionDenied(owned);
-        }
-        _ => {}
+        _ => OpenError::Failed { path: owned, reason: denied.to_string() },
     }
-    if e.sqlite_error_code() == Some(ErrorCode::CannotOpen) && path.exists() {
-        return OpenError::PermissionDenied(owned);
-    }
-    OpenError::Failed { path: owned, reason: e.to_string() }
 }

@@ -1,0 +1,211 @@
+//! Several nodes: they find each other, share work, survive each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use meshwork::actors::start::{Deaths, Slot};
+use meshwork::actors::store::memory::MemoryStore;
+use meshwork::actors::store::messages::StoreHandle;
+use meshwork::prelude::*;
+use meshwork::{Followed, JobEvent, JobState, MeshBuilder, MetricsSnapshot};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+struct Nap {
+    ms: u64,
+}
+
+impl Job for Nap {
+    const NAME: &'static str = "nap";
+    type Output = String;
+}
+
+async fn nap(Nap { ms }: Nap, cx: JobContext) -> Result<String, JobError> {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+    Ok(cx.node().to_string())
+}
+
+/// A node with a short protocol period, so that tests are quick.
+fn node(id: &str, store: &Store) -> MeshBuilder {
+    Mesh::builder(id)
+        .store(store.clone())
+        .slots(2)
+        .protocol_period(Duration::from_millis(100))
+        .lease_term(Duration::from_secs(2))
+        .job(nap)
+}
+
+/// A store in memory that the nodes of one test share.
+fn shared_store() -> Store {
+    let (deaths, _) = Deaths::new();
+    let slot = Slot::<MemoryStore>::new("MemoryStore", 1_024);
+    let handle = StoreHandle::of(&slot.addr());
+    // It lives as long as the test's System: nobody stops it.
+    std::mem::forget(slot.start(&actix::Arbiter::current(), &deaths, |_| MemoryStore::default()));
+    Store::shared(handle)
+}
+
+async fn start_all(ids: &[&str], store: &Store) -> Vec<Mesh> {
+    let mut nodes: Vec<Mesh> = Vec::new();
+    for id in ids {
+        let seeds = nodes.first().map(|seed| seed.gossip_addr().to_string());
+        nodes.push(node(id, store).seeds(seeds).start().await.unwrap());
+    }
+    for node in &nodes {
+        all_see(node, ids.len()).await;
+    }
+    nodes
+}
+
+/// Waits until `node` sees `count` members present.
+async fn all_see(node: &Mesh, count: usize) {
+    let mut events = node.events();
+    while node.members().present().count() != count {
+        events.next().await.expect("the node lives");
+    }
+}
+
+async fn drain_all(nodes: &[Mesh]) {
+    for node in nodes {
+        let report = node.drain(Duration::from_secs(10)).await;
+        assert!(report.finished && report.retired, "{report:?}");
+    }
+}
+
+fn naps(count: u64, ms: u64) -> Vec<meshwork::Request> {
+    (0..count).map(|_| Enqueue::new(&Nap { ms }).into_request().unwrap()).collect()
+}
+
+#[actix::test]
+async fn idle_nodes_take_work_from_a_busy_one_and_every_job_has_one_outcome() {
+    let store = shared_store();
+    let nodes = start_all(&["a", "b", "c"], &store).await;
+    let busy = &nodes[0];
+    let mut events: Vec<_> = nodes.iter().map(|n| n.job_events(10_000)).collect();
+    // Fewer than the buffer holds: nothing waits in the store, so the others must steal.
+    let accepted = busy.enqueue_batch(naps(60, 20)).await.unwrap();
+    let mut ran: BTreeMap<String, usize> = BTreeMap::new();
+    for accepted in &accepted {
+        let outcome = busy.outcome(&Ticket::<Nap>::of(accepted.id)).await;
+        *ran.entry(outcome.succeeded().expect("a nap succeeds")).or_default() += 1;
+    }
+    assert_eq!(ran.len(), 3, "all nodes worked: {ran:?}");
+    let total = |count: fn(&MetricsSnapshot) -> u64| -> u64 {
+        nodes.iter().map(|n| count(&n.metrics())).sum()
+    };
+    let stolen = total(|m| m.jobs_stolen_in);
+    assert!(stolen >= 20, "{stolen} of 60 jobs were stolen");
+    assert!(stolen <= 120, "{stolen} times a job was stolen: they are passed around");
+    let counts = busy.counts().await.unwrap();
+    assert_eq!((counts.of(JobState::Succeeded), counts.total()), (60, 60));
+    drain_all(&nodes).await;
+    let mut started = BTreeSet::new();
+    for events in &mut events {
+        while let Some(Followed::Event(event)) = events.next().await {
+            if let JobEvent::Started { job, .. } = event {
+                assert!(started.insert(job), "{job} ran twice");
+            }
+        }
+    }
+    assert_eq!(started.len(), 60);
+}
+
+#[actix::test]
+async fn keyed_jobs_go_to_the_owner_of_their_key() {
+    let store = shared_store();
+    // No node looks into the store unless it is told to: who runs a job is then decided by its key.
+    let mut nodes: Vec<Mesh> = Vec::new();
+    for id in ["a", "b", "c"] {
+        let seeds = nodes.first().map(|seed| seed.gossip_addr().to_string());
+        let builder = node(id, &store).poll_interval(Duration::from_secs(600)).seeds(seeds);
+        nodes.push(builder.start().await.unwrap());
+    }
+    for node in &nodes {
+        all_see(node, 3).await;
+    }
+    for n in 0..30 {
+        let key = format!("key-{n}");
+        let owner = nodes[0].hash_ring().owner_of(&key).cloned().unwrap();
+        let accepts = &nodes[n % 3];
+        let enqueue = Enqueue::new(&Nap { ms: 0 }).key(&key).pinned();
+        let ticket = accepts.enqueue(enqueue).await.unwrap();
+        let ran_on = accepts.outcome(&ticket).await.succeeded().unwrap();
+        assert_eq!(ran_on, owner.as_str(), "{key}");
+    }
+    drain_all(&nodes).await;
+}
+
+#[actix::test]
+async fn a_node_id_of_a_live_node_is_refused_by_store_and_by_mesh() {
+    let store = shared_store();
+    let first = node("twin", &store).start().await.unwrap();
+    let error = node("twin", &store).start().await.unwrap_err();
+    assert!(matches!(&error, StartError::IdInUse { holder, .. } if *holder == first.gossip_addr()));
+    // Another store knows nothing of it: the mesh does.
+    let seed = first.gossip_addr().to_string();
+    let error = node("twin", &shared_store()).seed(seed).start().await.unwrap_err();
+    assert!(error.to_string().contains("node id `twin` is in use"), "{error}");
+    first.drain(Duration::from_secs(5)).await;
+    let again = node("twin", &store).start().await.unwrap();
+    assert!(again.generation() > first.generation());
+    again.drain(Duration::from_secs(5)).await;
+}
+
+#[actix::test]
+async fn a_seed_that_is_down_is_reported_and_tried_again() {
+    let store = shared_store();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let early = node("early", &store).seed(free.to_string()).start().await.unwrap();
+    let joining = early.joining();
+    assert!(!joining.joined);
+    assert_eq!(joining.unreachable[0].0, free.to_string());
+    let late = node("late", &store).bind(free.to_string()).start().await.unwrap();
+    all_see(&early, 2).await;
+    all_see(&late, 2).await;
+    assert!(early.joining().joined);
+    drain_all(&[early, late]).await;
+}
+
+#[actix::test]
+async fn events_are_a_snapshot_and_then_in_order() {
+    let store = shared_store();
+    let first = node("first", &store).start().await.unwrap();
+    let mut events = first.events();
+    let Some(MembershipEvent::Snapshot { epoch, members }) = events.next().await else {
+        panic!("a snapshot comes first");
+    };
+    assert_eq!(members.len(), 1);
+    let second =
+        node("second", &store).seed(first.gossip_addr().to_string()).start().await.unwrap();
+    let joined = next_event(&mut events).await;
+    assert!(matches!(&joined, MembershipEvent::Joined { member, .. } if member.id == *second.id()));
+    assert_eq!(joined.epoch(), epoch + 1);
+    second.drain(Duration::from_secs(5)).await;
+    let left = next_event(&mut events).await;
+    assert!(matches!(&left, MembershipEvent::Left { .. }), "{left:?}");
+    assert_eq!(left.epoch(), epoch + 2);
+    first.drain(Duration::from_secs(5)).await;
+    let own = next_event(&mut events).await;
+    assert!(matches!(&own, MembershipEvent::Left { member, .. } if member.id == *first.id()));
+    assert!(events.next().await.is_none(), "events end with the node");
+}
+
+async fn next_event(events: &mut (impl Stream<Item = MembershipEvent> + Unpin)) -> MembershipEvent {
+    events.next().await.expect("the node lives")
+}
+
+#[actix::test]
+async fn what_has_not_started_is_given_back_at_a_drain() {
+    let store = shared_store();
+    let nodes = start_all(&["leaver"], &store).await;
+    let accepted = nodes[0].enqueue_batch(naps(20, 30)).await.unwrap();
+    let report = nodes[0].drain(Duration::from_secs(5)).await;
+    assert!(report.finished && report.released >= 10, "{report:?}");
+    let heir = node("heir", &store).start().await.unwrap();
+    for accepted in accepted {
+        let outcome = heir.outcome(&Ticket::<Nap>::of(accepted.id)).await;
+        assert!(matches!(outcome, Outcome::Succeeded(_)), "{outcome:?}");
+    }
+    heir.drain(Duration::from_secs(5)).await;
+}
