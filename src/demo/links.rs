@@ -216,16 +216,18 @@ mod tests {
         LocalSet::new().run_until(test).await;
     }
 
-    #[actix::test]
+    #[tokio::test(start_paused = true)]
     async fn a_dial_costs_a_round_trip() {
-        let listener = tokio::net::TcpListener::bind(addr(0)).await.unwrap();
-        let to = listener.local_addr().unwrap();
-        let table = LinkTable::default();
-        table.set(to, ONE_WAY);
-        tokio::time::pause();
-        let begun = Instant::now();
-        table.dialler().dial(to).await.unwrap();
-        assert_eq!(begun.elapsed(), 2 * ONE_WAY);
+        let test = async {
+            let listener = tokio::net::TcpListener::bind(addr(0)).await.unwrap();
+            let to = listener.local_addr().unwrap();
+            let table = LinkTable::default();
+            table.set(to, ONE_WAY);
+            let begun = Instant::now();
+            table.dialler().dial(to).await.unwrap();
+            assert_eq!(begun.elapsed(), 2 * ONE_WAY);
+        };
+        LocalSet::new().run_until(test).await;
     }
 
     /// A socket that keeps what it is given, and when.
@@ -256,35 +258,39 @@ mod tests {
         }
     }
 
-    #[actix::test]
+    #[tokio::test(start_paused = true)]
     async fn datagrams_wait_as_long_as_their_link_is() {
-        tokio::time::pause();
-        let table = LinkTable::default();
-        table.set(addr(1), ONE_WAY);
-        table.set(addr(2), ONE_WAY / 2);
-        let kept = Kept::default().start();
-        let link = table.datagrams(kept.clone().recipient());
-        let begun = Instant::now();
-        for port in 1..=3 {
-            link.do_send(Transmit { to: addr(port), message: vec![port as u8] });
-        }
-        sleep(2 * ONE_WAY).await;
-        let kept = kept.send(Take).await.unwrap();
-        let arrivals: Vec<_> = kept.iter().map(|(at, m)| (m[0], *at - begun)).collect();
-        assert_eq!(arrivals, [(3, Duration::ZERO), (2, ONE_WAY / 2), (1, ONE_WAY)]);
+        let test = async {
+            let table = LinkTable::default();
+            table.set(addr(1), ONE_WAY);
+            table.set(addr(2), ONE_WAY / 2);
+            let kept = Kept::default().start();
+            let link = table.datagrams(kept.clone().recipient());
+            let begun = Instant::now();
+            for port in 1..=3 {
+                link.do_send(Transmit { to: addr(port), message: vec![port as u8] });
+            }
+            sleep(2 * ONE_WAY).await;
+            let kept = kept.send(Take).await.unwrap();
+            let arrivals: Vec<_> = kept.iter().map(|(at, m)| (m[0], *at - begun)).collect();
+            assert_eq!(arrivals, [(3, Duration::ZERO), (2, ONE_WAY / 2), (1, ONE_WAY)]);
+        };
+        LocalSet::new().run_until(test).await;
     }
 
-    #[actix::test]
+    #[tokio::test(start_paused = true)]
     async fn a_full_link_loses_datagrams() {
-        tokio::time::pause();
-        let table = LinkTable::default();
-        table.set(addr(1), ONE_WAY);
-        let kept = Kept::default().start();
-        let link = table.datagrams(kept.clone().recipient());
-        for _ in 0..DATAGRAMS_MAX + 10 {
-            link.do_send(Transmit { to: addr(1), message: vec![] });
-        }
-        sleep(2 * ONE_WAY).await;
-        assert_eq!(kept.send(Take).await.unwrap().len(), DATAGRAMS_MAX);
+        let test = async {
+            let table = LinkTable::default();
+            table.set(addr(1), ONE_WAY);
+            let kept = Kept::default().start();
+            let link = table.datagrams(kept.clone().recipient());
+            for _ in 0..DATAGRAMS_MAX + 10 {
+                link.do_send(Transmit { to: addr(1), message: vec![] });
+            }
+            sleep(2 * ONE_WAY).await;
+            assert_eq!(kept.send(Take).await.unwrap().len(), DATAGRAMS_MAX);
+        };
+        LocalSet::new().run_until(test).await;
     }
 }
