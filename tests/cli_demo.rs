@@ -80,19 +80,38 @@ fn every_job_has_its_outcome_and_every_digest_is_right() {
     assert_eq!(
         fields,
         [
-            "nodes", "jobs", "succeeded", "failed", "lost", "duplicates", "reruns", "requeued",
-            "steals", "stolen", "converged_ms", "first_steal_ms", "elapsed_ms", "efficiency",
-            "per_node", "verified",
+            "nodes",
+            "jobs",
+            "succeeded",
+            "failed",
+            "lost",
+            "duplicates",
+            "reruns",
+            "requeued",
+            "steals",
+            "stolen",
+            "converged_ms",
+            "first_steal_ms",
+            "elapsed_ms",
+            "efficiency",
+            "per_node",
+            "verified",
         ]
     );
-    for (field, expected) in
-        [("nodes", 5), ("jobs", 400), ("succeeded", 400), ("failed", 0), ("reruns", 0), ("requeued", 0)]
-    {
+    for (field, expected) in [
+        ("nodes", 5),
+        ("jobs", 400),
+        ("succeeded", 400),
+        ("failed", 0),
+        ("reruns", 0),
+        ("requeued", 0),
+    ] {
         assert_eq!(report[field], expected, "{field} of {report}");
     }
     assert!(report["stolen"].as_u64() > Some(0), "{report}");
     let per_node = report["per_node"].as_array().expect("a list");
-    let sum = |field: &str| per_node.iter().map(|n| n[field].as_u64().expect("a number")).sum::<u64>();
+    let sum =
+        |field: &str| per_node.iter().map(|n| n[field].as_u64().expect("a number")).sum::<u64>();
     assert_eq!((sum("enqueued"), sum("ran")), (400, 400));
     assert_eq!(sum("stolen_in"), report["stolen"].as_u64().expect("a number"));
     assert_eq!(sum("stolen_out"), sum("stolen_in"));
@@ -162,7 +181,7 @@ fn an_unreadable_file_fails_its_job_with_the_reason_and_the_rest_is_verified() {
     assert_verified(&report, &output.stderr);
     assert_eq!((&report["succeeded"], &report["failed"]), (&0.into(), &1.into()));
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("failed, 1 jobs: /proc/self/mem: Input/output error"), "{stderr}");
+    assert!(stderr.contains("failed, 1 job: /proc/self/mem: Input/output error"), "{stderr}");
 }
 
 #[test]
@@ -194,7 +213,11 @@ fn what_cannot_be_done_is_said_with_the_flag() {
     let empty = empty.display().to_string();
     for (args, code, says) in [
         (&["--nodes", "65"][..], 2, "'--nodes <N>'"),
-        (&["--kill", "mars"], 1, "--kill: there is no node \"mars\"; there are us-east-1, us-west-2"),
+        (
+            &["--kill", "mars"],
+            1,
+            "--kill: there is no node \"mars\"; there are us-east-1, us-west-2",
+        ),
         (&["--kill", "us-east-1", "--nodes", "1"], 1, "--kill: the only node"),
         (&["--out", "/nowhere/out"], 1, "--out: /nowhere/out: No such file"),
         (&["--db", "/nowhere/jobs.db"], 1, "--db: "),
@@ -326,7 +349,10 @@ fn a_node_of_the_demo_can_be_looked_at() {
         .output()
         .expect("the binary runs");
     let status: Value = serde_json::from_slice(&output.stdout).expect("the status is JSON");
-    assert_eq!((&status["id"], status["members"].as_array().map(Vec::len)), (&"us-east-1".into(), Some(2)));
+    assert_eq!(
+        (&status["id"], status["members"].as_array().map(Vec::len)),
+        (&"us-east-1".into(), Some(2))
+    );
     run.signal(Signal::INT);
     let mut run = run;
     run.parent.wait().expect("it ends");

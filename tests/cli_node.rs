@@ -122,7 +122,8 @@ fn a_node_runs_jobs_is_looked_at_and_leaves_in_order() {
         let said = client.hear();
         accepted |= said == json!({"say": "enqueued", "re": 2, "accepted": 1, "duplicates": 0});
         let events = said["events"].as_array().cloned().unwrap_or_default();
-        result = result.or(events.iter().find_map(|e| e["recorded"]["Succeeded"].as_str().map(String::from)));
+        result = result
+            .or(events.iter().find_map(|e| e["recorded"]["Succeeded"].as_str().map(String::from)));
     }
     let digest = format!("{:016x}", xxh3_64(b"one\ntwo\n"));
     let expected = format!(r#"{{"xxh3":"{digest}","bytes":8,"lines":2}}"#);
@@ -208,7 +209,7 @@ fn a_name_or_a_port_in_use_is_told() {
     // By the socket, by the shared database, by the mesh.
     refused(&["--id", "a"], "--socket: a running node answers at ");
     let other = ["--id", "a", "--bind", "127.0.0.1:0", "--socket", "other.sock"];
-    refused(&other, "a live node");
+    refused(&other, "node id `a` is in use: the node at 127.0.0.1:");
     let strange = [&other[..], &["--db", "other.db", "--seed", &a.gossip]].concat();
     refused(&strange, "has this id");
 

@@ -28,13 +28,17 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Why a node has no socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
-    #[error("--socket: {path} has {bytes} bytes, a socket's path has at most {SOCKET_PATH_BYTES_MAX}")]
+    #[error(
+        "--socket: {path} has {bytes} bytes, a socket's path has at most {SOCKET_PATH_BYTES_MAX}"
+    )]
     PathTooLong { path: PathBuf, bytes: usize },
     #[error("--socket: a running node answers at {0}")]
     Taken(PathBuf),
     #[error("--socket: {0} is there and is no socket")]
     NotASocket(PathBuf),
-    #[error("{path}: it is not a folder of this user alone (mode 0700); set XDG_RUNTIME_DIR, or give --socket")]
+    #[error(
+        "{path}: it is not a folder of this user alone (mode 0700); set XDG_RUNTIME_DIR, or give --socket"
+    )]
     UnsafeFolder { path: PathBuf },
     #[error("{path}: {error}")]
     Io { path: PathBuf, error: io::Error },
@@ -92,7 +96,8 @@ impl BoundSocket {
 
 impl Drop for BoundSocket {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
+        let ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
         if ours {
             // What cannot be removed is replaced by the next node of this name.
             let _ = fs::remove_file(&self.path);

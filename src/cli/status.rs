@@ -186,7 +186,8 @@ mod tests {
             gossip: addr(1),
             steal: addr(2),
         };
-        let load = Load { queued: 7, stealable: 5, running: 4, slots: 4, service_us: 20_500, version: 1 };
+        let load =
+            Load { queued: 7, stealable: 5, running: 4, slots: 4, service_us: 20_500, version: 1 };
         let status = Status {
             id: NodeId::new("a").unwrap(),
             generation: Generation(2),
@@ -218,7 +219,9 @@ mod tests {
     #[test]
     fn the_only_socket_is_found() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(only_socket(&dir.path().join("gone")).unwrap_err().starts_with("no node runs here"));
+        assert!(
+            only_socket(&dir.path().join("gone")).unwrap_err().starts_with("no node runs here")
+        );
         assert!(only_socket(dir.path()).unwrap_err().starts_with("no node runs here"));
         for name in ["a.sock", "b.txt"] {
             std::fs::write(dir.path().join(name), "").unwrap();

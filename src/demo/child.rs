@@ -50,7 +50,9 @@ pub(crate) fn run(setup: &str) -> ExitCode {
     let setup: Setup = match serde_json::from_str(setup) {
         Ok(setup) => setup,
         Err(e) => {
-            eprintln!("demo-node: the setup does not read: {e}; `meshwork demo` starts this command");
+            eprintln!(
+                "demo-node: the setup does not read: {e}; `meshwork demo` starts this command"
+            );
             return ExitCode::from(2);
         }
     };

@@ -46,6 +46,10 @@ pub(crate) fn regular_files(
             folders.pop();
             continue;
         };
+        // In a worktree `.git` is a file.
+        if name == ".git" {
+            continue;
+        }
         let path = folder.join(&name);
         if kind.is_file() {
             if is_excepted(&path, except) {
@@ -56,7 +60,7 @@ pub(crate) fn regular_files(
                 break;
             }
             found.files.push(path);
-        } else if kind.is_dir() && name != ".git" {
+        } else if kind.is_dir() {
             match entries(&path) {
                 Ok(inside) if inside.iter().any(|(name, _)| name == "CACHEDIR.TAG") => {}
                 Ok(inside) => folders.push((path, inside)),
@@ -99,6 +103,7 @@ mod tests {
         {
             fs::write(at(file), file).unwrap();
         }
+        fs::write(at("b/.git"), "gitdir: elsewhere").unwrap();
         symlink(at("a"), at("link")).unwrap();
         symlink(dir.path(), at("b/loop")).unwrap();
         dir
@@ -121,7 +126,10 @@ mod tests {
     fn no_more_than_asked_for() {
         let dir = tree();
         let found = regular_files(dir.path(), 2, &BTreeSet::new()).unwrap();
-        assert_eq!((names(dir.path(), &found), found.more), (vec!["a".into(), "b/10".into()], true));
+        assert_eq!(
+            (names(dir.path(), &found), found.more),
+            (vec!["a".into(), "b/10".into()], true)
+        );
         assert!(!regular_files(dir.path(), 5, &BTreeSet::new()).unwrap().more);
     }
 
@@ -141,6 +149,9 @@ mod tests {
         assert_eq!(found.files, [file]);
         let gone = regular_files(&dir.path().join("gone"), 100, &BTreeSet::new());
         assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(regular_files(&dir.path().join("empty"), 1, &BTreeSet::new()).unwrap().files.len(), 0);
+        assert_eq!(
+            regular_files(&dir.path().join("empty"), 1, &BTreeSet::new()).unwrap().files.len(),
+            0
+        );
     }
 }

@@ -237,7 +237,15 @@ mod tests {
 
     fn ended(at_us: u64, job: u8, recorded: Option<Recorded>) -> JobNews {
         let error = None;
-        JobNews::Ended { at_us, job: id(job), attempt: 1, stolen: false, ran_us: 1, recorded, error }
+        JobNews::Ended {
+            at_us,
+            job: id(job),
+            attempt: 1,
+            stolen: false,
+            ran_us: 1,
+            recorded,
+            error,
+        }
     }
 
     fn answer() -> Recorded {
@@ -263,8 +271,14 @@ mod tests {
         assert_eq!(ledger.jobs[0].outcome, Some(Outcome::Succeeded(ANSWER)));
         assert_eq!(ledger.jobs[1].outcome, Some(Outcome::Failed("gone".into())));
         assert_eq!((ledger.steals, ledger.stolen), (1, 1));
-        assert_eq!((ledger.nodes[0].enqueued, ledger.nodes[0].ran, ledger.nodes[0].stolen_out), (2, 1, 1));
-        assert_eq!((ledger.nodes[1].enqueued, ledger.nodes[1].ran, ledger.nodes[1].stolen_in), (1, 2, 1));
+        assert_eq!(
+            (ledger.nodes[0].enqueued, ledger.nodes[0].ran, ledger.nodes[0].stolen_out),
+            (2, 1, 1)
+        );
+        assert_eq!(
+            (ledger.nodes[1].enqueued, ledger.nodes[1].ran, ledger.nodes[1].stolen_in),
+            (1, 2, 1)
+        );
         assert_eq!(ledger.first_steal_ms(), Some(4.0));
         assert_eq!(ledger.elapsed_ms(), Some(8.0));
         assert_eq!(ledger.nodes[1].wait_ms(50), Some(2.5));

@@ -23,7 +23,7 @@ use crate::demo::files::Found;
 use crate::demo::fleet::Fleet;
 use crate::demo::ledger::Ledger;
 use crate::demo::plan::Stealing;
-use crate::demo::report::{Conditions, Report, grouped, write_rows};
+use crate::demo::report::{Conditions, Report, counted, grouped, write_rows};
 use crate::demo::run::{KillAt, Parts, Run, Stop};
 use crate::demo::screen::{Screen, ScreenOptions};
 use crate::demo::verify::{Direct, Findings, verify};
@@ -87,9 +87,15 @@ impl Work {
                             raise --nodes"
                     .into());
             }
-            Some(kill) => Some(names.iter().position(|name| *name == kill.node).ok_or_else(|| {
-                format!("--kill: there is no node {:?}; there are {}", kill.node, names.join(", "))
-            })?),
+            Some(kill) => {
+                Some(names.iter().position(|name| *name == kill.node).ok_or_else(|| {
+                    format!(
+                        "--kill: there is no node {:?}; there are {}",
+                        kill.node,
+                        names.join(", ")
+                    )
+                })?)
+            }
         };
         let root = args.path.clone().unwrap_or_else(|| ".".into());
         let except = written_by_us(args);
@@ -102,7 +108,9 @@ impl Work {
         let found = files::regular_files(&root, wanted, &except)
             .map_err(|e| format!("PATH: {shown}: {e}"))?;
         if found.files.is_empty() {
-            return Err(format!("PATH: {shown} holds no regular file (`.git` and folders with a CACHEDIR.TAG are skipped)"));
+            return Err(format!(
+                "PATH: {shown} holds no regular file (`.git` and folders with a CACHEDIR.TAG are skipped)"
+            ));
         }
         let one_a_file = args.path.is_some() && args.jobs.is_none();
         if one_a_file && found.more {
@@ -114,9 +122,9 @@ impl Work {
         let jobs = if one_a_file { found.files.len() } else { wanted };
         let out = match &args.out {
             None => None,
-            Some(path) => Some(
-                File::create(path).map_err(|e| format!("--out: {}: {e}", path.display()))?,
-            ),
+            Some(path) => {
+                Some(File::create(path).map_err(|e| format!("--out: {}: {e}", path.display()))?)
+            }
         };
         Ok(Self { names, kill, root, found, jobs, out })
     }
@@ -166,7 +174,7 @@ async fn live(args: &DemoArgs, screen: Screen, mut work: Work) -> Result<bool, S
     let nodes = nodes.map_err(|e| failed("node names", &e))?;
     let setups = setups(args, &nodes, work.jobs, stealing, folder.path(), &db);
     let program = std::env::current_exe().map_err(|e| failed("this program's path", &e))?;
-    let fleet = Fleet::start(&program, &setups).map_err(|e| failed("starting a node", &e))?;
+    let fleet = Fleet::new(program, setups);
     let wait_ms = args.work_ms;
     let mut run = Run::new(Parts {
         names: work.names.clone(),
@@ -207,7 +215,7 @@ async fn through(
         Err(Stop::Failed(error)) => Some(error),
         Err(stop) => return Err(stop),
     };
-    run.end().await;
+    run.end_nodes().await;
     let rows = run.rows().await?;
     let mut findings = verify(run.ledger(), &rows, &direct);
     if let Some(error) = stuck {
@@ -245,7 +253,7 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     screen.text(&format!("\n{}", report.text()))?;
     let mut text = String::new();
     for (reason, jobs) in findings.failures.iter().take(FAILURES_TOLD) {
-        text.push_str(&format!("failed, {} jobs: {reason}\n", grouped(*jobs as u64)));
+        text.push_str(&format!("failed, {}: {reason}\n", counted(*jobs as u64, "job")));
     }
     if let more @ 1.. = findings.failures.len().saturating_sub(FAILURES_TOLD) {
         text.push_str(&format!("and {more} more reasons\n"));
@@ -267,7 +275,10 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     }
     screen.text(&text)?;
     if !report.verified {
-        screen.problem(&format!("NOT verified, {} problems:", findings.problem_count));
+        screen.problem(&format!(
+            "NOT verified, {}:",
+            counted(findings.problem_count as u64, "problem")
+        ));
         for problem in &findings.problems {
             screen.problem(&format!("  {problem}"));
         }
@@ -275,22 +286,17 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     Ok(())
 }
 
-fn header(
-    args: &DemoArgs,
-    work: &Work,
-    stealing: Stealing,
-    folder: &Path,
-    db: &Path,
-) -> String {
+fn header(args: &DemoArgs, work: &Work, stealing: Stealing, folder: &Path, db: &Path) -> String {
     let nodes = work.names.len();
     let files = work.found.files.len();
     let busy = work.names[..plan::busy_nodes(nodes)].join(" and ");
     let version = env!("CARGO_PKG_VERSION");
     let mut text = format!(
-        "meshwork {version}: {nodes} nodes of {} slots, {} jobs over {} files of {}, {} ms of waiting each\n",
+        "meshwork {version}: {} of {} slots, {} over {} of {}, {} ms of waiting each\n",
+        counted(nodes as u64, "node"),
         plan::SLOTS,
-        grouped(work.jobs as u64),
-        grouped(files as u64),
+        counted(work.jobs as u64, "job"),
+        counted(files as u64, "file"),
         work.root.display(),
         args.work_ms,
     );
@@ -304,23 +310,43 @@ fn header(
         line("latency", "none, all is loopback");
     } else {
         let round_trip = regions::longest_round_trip(nodes).as_millis();
-        line("latency", &format!("emulated between regions, round trips of up to {round_trip} ms; the database has none"));
+        line(
+            "latency",
+            &format!(
+                "emulated between regions, round trips of up to {round_trip} ms; the database has none"
+            ),
+        );
     }
-    line("database", &format!("{}, one SQLite file for all{}", db.display(), if args.db.is_some() { "" } else { ", removed at the end" }));
+    line(
+        "database",
+        &format!(
+            "{}, one SQLite file for all{}",
+            db.display(),
+            if args.db.is_some() { "" } else { ", removed at the end" }
+        ),
+    );
     if nodes > 1 {
-        line("work", &format!("4 of 5 jobs go to {busy}, whose deques hold them all: idle nodes steal rather than claim"));
+        line(
+            "work",
+            &format!(
+                "4 of 5 jobs go to {busy}, whose deques hold them all: idle nodes steal rather than claim"
+            ),
+        );
     }
     if args.no_steal {
         line("stealing", "off");
     } else if nodes > 1 {
-        line("stealing", &format!(
-            "at most {} jobs at once, asked for when {} or fewer wait{}",
-            stealing.batch,
-            stealing.threshold,
-            if args.no_latency { "" } else { ": set for these round trips" },
-        ));
+        line(
+            "stealing",
+            &format!(
+                "at most {} jobs at once, asked for when {} or fewer wait{}",
+                stealing.batch,
+                stealing.threshold,
+                if args.no_latency { "" } else { ": set for these round trips" },
+            ),
+        );
     }
-    line("lease", &format!("{} s", plan::LEASE.as_secs()));
+    line("lease", &format!("{} s", plan::lease(nodes).as_secs()));
     if let Some(socket) = socket_path(folder, &work.names[0]) {
         line("look", &format!("meshwork status --socket {}", socket.display()));
     }
@@ -353,7 +379,7 @@ fn setups(
         steal_threshold: stealing.threshold,
         max_steal_batch: stealing.batch,
         steal_rate_limit: stealing.rate_limit,
-        lease_ms: plan::LEASE.as_millis() as u64,
+        lease_ms: plan::lease(nodes.len()).as_millis() as u64,
         protocol_period_ms: 500,
         latency: !args.no_latency,
     };

@@ -11,7 +11,8 @@ pub(crate) const REGIONS: [&str; 5] =
 /// between two zones, half a millisecond rounds up to one.
 const ONE_WAY_MS: [[u32; 5]; 5] = [
     //           us-east  us-west  eu-west  ap-south  sa-east
-    /* us-east */ [1, 33, 35, 110, 57],
+    /* us-east */
+    [1, 33, 35, 110, 57],
     /* us-west */ [33, 1, 64, 82, 88],
     /* eu-west */ [35, 64, 1, 87, 89],
     /* ap-south */ [110, 82, 87, 1, 163],

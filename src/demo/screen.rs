@@ -4,13 +4,14 @@
 //! stdout is for a program.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::cli::protocol::Change;
-use crate::demo::report::grouped;
+use crate::demo::report::{counted, grouped};
 
 /// Steals that have a line each within [`STEAL_LINES_EVERY`]; those beyond are told together.
 const STEAL_LINES_MAX: u32 = 4;
@@ -117,13 +118,17 @@ impl Screen {
             return;
         }
         let template = if self.colored {
-            "  {bar:32.cyan/black} {human_pos}/{human_len} jobs  {per_sec:.dim}  {msg}"
+            "  {bar:32.cyan/black} {human_pos}/{human_len} jobs  {rate:.dim}  {msg}"
         } else {
-            "  {bar:32} {human_pos}/{human_len} jobs  {per_sec}  {msg}"
+            "  {bar:32} {human_pos}/{human_len} jobs  {rate}  {msg}"
         };
         let style = ProgressStyle::with_template(template).expect("the template is well formed");
         let target = ProgressDrawTarget::stderr();
         self.bar = ProgressBar::with_draw_target(Some(jobs as u64), target);
+        let style = style.with_key("rate", |state: &ProgressState, w: &mut dyn fmt::Write| {
+            // A bar that cannot be written is no reason to fail.
+            let _ = write!(w, "{:.0}/s", state.per_sec());
+        });
         self.bar.set_style(style.progress_chars("━━─"));
     }
 
@@ -148,7 +153,10 @@ impl Screen {
     pub(crate) fn steal(&mut self, thief: &str, victim: &str, jobs: u32) -> io::Result<()> {
         if self.steals.lines < STEAL_LINES_MAX {
             self.steals.lines += 1;
-            return self.live_in(Color::Cyan, &format!("{thief} steals {jobs} jobs from {victim}"));
+            return self.live_in(
+                Color::Cyan,
+                &format!("{thief} steals {} from {victim}", counted(jobs.into(), "job")),
+            );
         }
         self.steals.untold += 1;
         self.steals.untold_jobs += u64::from(jobs);
@@ -167,9 +175,8 @@ impl Screen {
         if untold == 0 {
             return Ok(());
         }
-        let plural = if untold == 1 { "" } else { "s" };
-        let jobs = grouped(untold_jobs);
-        self.live_in(Color::Cyan, &format!("{untold} more steal{plural} brought {jobs} jobs"))
+        let (steals, jobs) = (counted(untold, "more steal"), counted(untold_jobs, "job"));
+        self.live_in(Color::Cyan, &format!("{steals} brought {jobs}"))
     }
 
     /// A node saw a change of the membership. It is told when the first node sees it.
