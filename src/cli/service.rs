@@ -11,6 +11,7 @@ use meshwork::actors::clock::Clock;
 use meshwork::actors::work::enqueue::new_job_id;
 use meshwork::{
     EnqueueError, Followed, JobEvent, JobState, MembershipEvent, Mesh, Request as MeshRequest,
+    StoreError,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -97,9 +98,8 @@ impl Service {
             return Err((message, false));
         }
         let requests = jobs.into_iter().map(mesh_request).collect::<Result<Vec<_>, _>>();
-        let requests = requests.map_err(|e| (e.to_string(), e.is_retryable()))?;
-        let accepted = self.mesh.enqueue_batch(requests).await;
-        let accepted = accepted.map_err(|e| (e.to_string(), e.is_retryable()))?;
+        let requests = requests.map_err(|e| refusal(&e))?;
+        let accepted = self.mesh.enqueue_batch(requests).await.map_err(|e| refusal(&e))?;
         let duplicates = accepted.iter().filter(|a| a.duplicate).count();
         Ok(((accepted.len() - duplicates) as u32, duplicates as u32))
     }
@@ -133,6 +133,13 @@ impl Service {
             say(&outlet, Said::Stopped { reason }).await;
         });
     }
+}
+
+/// What went wrong, and whether the same request may succeed later: also after a lost lease, for the
+/// node takes a new one.
+fn refusal(error: &EnqueueError) -> (String, bool) {
+    let lease_lost = matches!(error, EnqueueError::Store(StoreError::LeaseLost(_)));
+    (error.to_string(), lease_lost || error.is_retryable())
 }
 
 /// Where the node is, for `ready`.

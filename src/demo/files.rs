@@ -46,6 +46,10 @@ pub(crate) fn regular_files(
             folders.pop();
             continue;
         };
+        // In a worktree `.git` is a file.
+        if name == ".git" {
+            continue;
+        }
         let path = folder.join(&name);
         if kind.is_file() {
             if is_excepted(&path, except) {
@@ -56,7 +60,7 @@ pub(crate) fn regular_files(
                 break;
             }
             found.files.push(path);
-        } else if kind.is_dir() && name != ".git" {
+        } else if kind.is_dir() {
             match entries(&path) {
                 Ok(inside) if inside.iter().any(|(name, _)| name == "CACHEDIR.TAG") => {}
                 Ok(inside) => folders.push((path, inside)),
@@ -99,6 +103,7 @@ mod tests {
         {
             fs::write(at(file), file).unwrap();
         }
+        fs::write(at("b/.git"), "gitdir: elsewhere").unwrap();
         symlink(at("a"), at("link")).unwrap();
         symlink(dir.path(), at("b/loop")).unwrap();
         dir

@@ -2,8 +2,9 @@
 //!
 //! A node whose stdin ends exits at once, so that none outlives this process, however it ends.
 
+use std::collections::VecDeque;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -41,7 +42,10 @@ pub(crate) enum Heard {
 
 /// The processes, numbered from 0.
 pub(crate) struct Fleet {
+    program: PathBuf,
+    setups: VecDeque<Setup>,
     nodes: Vec<Node>,
+    sender: mpsc::Sender<(usize, Heard)>,
     heard: mpsc::Receiver<(usize, Heard)>,
 }
 
@@ -52,38 +56,40 @@ struct Node {
 }
 
 impl Fleet {
-    /// Starts a process of this binary for each setup.
+    /// Processes of this program, to be started one after another.
+    pub(crate) fn new(program: PathBuf, setups: Vec<Setup>) -> Self {
+        let (sender, heard) = mpsc::channel(HEARD_MAX);
+        Self { program, setups: setups.into(), nodes: Vec::new(), sender, heard }
+    }
+
+    /// Starts the next process, if there is one left.
     ///
     /// # Errors
-    /// When one cannot be started; those that were have ended.
-    pub(crate) fn start(program: &Path, setups: &[Setup]) -> io::Result<Self> {
-        let (sender, heard) = mpsc::channel(HEARD_MAX);
-        let mut nodes = Vec::with_capacity(setups.len());
-        for (index, setup) in setups.iter().enumerate() {
-            let setup = serde_json::to_string(setup)?;
-            let mut child = Command::new(program)
-                .arg("demo-node")
-                .arg(setup)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                // A terminal's interrupt is the parent's to act on.
-                .process_group(0)
-                .kill_on_drop(true)
-                .spawn()?;
-            let stdin = child.stdin.take().expect("stdin is piped");
-            let (requests, lines) = mpsc::channel(REQUESTS_MAX);
-            let (kill, killed) = oneshot::channel();
-            tokio::spawn(write_requests(stdin, lines));
-            tokio::spawn(follow(index, child, killed, sender.clone()));
-            nodes.push(Node { requests: Some(requests), kill: Some(kill), exited: false });
-        }
-        Ok(Self { nodes, heard })
+    /// The system's.
+    pub(crate) fn start_next(&mut self) -> io::Result<()> {
+        let Some(setup) = self.setups.pop_front() else { return Ok(()) };
+        let mut child = Command::new(&self.program)
+            .arg("demo-node")
+            .arg(serde_json::to_string(&setup)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A terminal's interrupt is the parent's to act on.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let stdin = child.stdin.take().expect("stdin is piped");
+        let (requests, lines) = mpsc::channel(REQUESTS_MAX);
+        let (kill, killed) = oneshot::channel();
+        tokio::spawn(write_requests(stdin, lines));
+        tokio::spawn(follow(self.nodes.len(), child, killed, self.sender.clone()));
+        self.nodes.push(Node { requests: Some(requests), kill: Some(kill), exited: false });
+        Ok(())
     }
 
     /// Asks a node; what is asked of one that has ended is lost.
     pub(crate) fn ask(&self, node: usize, asked: &Asked) {
-        if let Some(requests) = &self.nodes[node].requests {
+        if let Some(requests) = self.nodes.get(node).and_then(|node| node.requests.as_ref()) {
             // A node that does not take its requests is found by the watchdog.
             let _ = requests.try_send(to_line(asked));
         }
@@ -99,11 +105,8 @@ impl Fleet {
 
     /// What a node says next, with its number.
     pub(crate) async fn hear(&mut self) -> (usize, Heard) {
-        let (node, heard) = match self.heard.recv().await {
-            Some(heard) => heard,
-            // Every node has ended, and was heard to.
-            None => std::future::pending().await,
-        };
+        let heard = self.heard.recv().await;
+        let (node, heard) = heard.expect("the fleet holds a sender itself");
         if matches!(heard, Heard::Exited(_)) {
             self.nodes[node].exited = true;
             self.nodes[node].requests = None;

@@ -142,3 +142,155 @@ where
         () = async { take_in.await; std::future::pending().await } => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    const ONE_WAY: Duration = Duration::from_millis(100);
+
+    fn addr(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    async fn read_text<R: AsyncRead + Unpin>(reader: &mut R, len: usize) -> String {
+        let mut bytes = vec![0; len];
+        reader.read_exact(&mut bytes).await.unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_direction_takes_its_time_and_keeps_its_order() {
+        let test = async {
+            let (far, link) = tokio::io::duplex(1 << 10);
+            let mut near = delay_stream(link, ONE_WAY);
+            let (mut far_read, mut far_write) = tokio::io::split(far);
+            let begun = Instant::now();
+            near.write_all(b"one").await.unwrap();
+            sleep(Duration::from_millis(30)).await;
+            near.write_all(b"two").await.unwrap();
+            assert_eq!(read_text(&mut far_read, 3).await, "one");
+            assert_eq!(begun.elapsed(), ONE_WAY);
+            assert_eq!(read_text(&mut far_read, 3).await, "two");
+            assert_eq!(begun.elapsed(), ONE_WAY + Duration::from_millis(30));
+            let answered = Instant::now();
+            far_write.write_all(b"back").await.unwrap();
+            assert_eq!(read_text(&mut near, 4).await, "back");
+            assert_eq!(answered.elapsed(), ONE_WAY);
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_stream_travels_too() {
+        let test = async {
+            let (mut far, link) = tokio::io::duplex(1 << 10);
+            let mut near = delay_stream(link, ONE_WAY);
+            let begun = Instant::now();
+            near.write_all(b"last").await.unwrap();
+            drop(near);
+            let mut all = String::new();
+            far.read_to_string(&mut all).await.unwrap();
+            assert_eq!((all.as_str(), begun.elapsed()), ("last", ONE_WAY));
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_reads_is_bounded() {
+        let test = async {
+            let (_far, link) = tokio::io::duplex(1 << 10);
+            let mut near = delay_stream(link, ONE_WAY);
+            let mut taken = 0;
+            let flood = async {
+                loop {
+                    taken += near.write(&[0; 1 << 10]).await.unwrap();
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), flood).await.unwrap_err();
+            assert!(taken >= CHUNK_BYTES, "{taken} bytes");
+            assert!(taken <= (CHUNKS_MAX + 4) * CHUNK_BYTES, "{taken} bytes");
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dial_costs_a_round_trip() {
+        let test = async {
+            let listener = tokio::net::TcpListener::bind(addr(0)).await.unwrap();
+            let to = listener.local_addr().unwrap();
+            let table = LinkTable::default();
+            table.set(to, ONE_WAY);
+            let begun = Instant::now();
+            table.dialler().dial(to).await.unwrap();
+            assert_eq!(begun.elapsed(), 2 * ONE_WAY);
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    /// A socket that keeps what it is given, and when.
+    #[derive(Default)]
+    struct Kept(Vec<(Instant, Vec<u8>)>);
+
+    impl Actor for Kept {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Transmit> for Kept {
+        type Result = ();
+
+        fn handle(&mut self, transmit: Transmit, _: &mut Self::Context) {
+            self.0.push((Instant::now(), transmit.message));
+        }
+    }
+
+    #[derive(Message)]
+    #[rtype(result = "Vec<(Instant, Vec<u8>)>")]
+    struct Take;
+
+    impl Handler<Take> for Kept {
+        type Result = MessageResult<Take>;
+
+        fn handle(&mut self, _: Take, _: &mut Self::Context) -> Self::Result {
+            MessageResult(std::mem::take(&mut self.0))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn datagrams_wait_as_long_as_their_link_is() {
+        let test = async {
+            let table = LinkTable::default();
+            table.set(addr(1), ONE_WAY);
+            table.set(addr(2), ONE_WAY / 2);
+            let kept = Kept::default().start();
+            let link = table.datagrams(kept.clone().recipient());
+            let begun = Instant::now();
+            for port in 1..=3 {
+                link.do_send(Transmit { to: addr(port), message: vec![port as u8] });
+            }
+            sleep(2 * ONE_WAY).await;
+            let kept = kept.send(Take).await.unwrap();
+            let arrivals: Vec<_> = kept.iter().map(|(at, m)| (m[0], *at - begun)).collect();
+            assert_eq!(arrivals, [(3, Duration::ZERO), (2, ONE_WAY / 2), (1, ONE_WAY)]);
+        };
+        LocalSet::new().run_until(test).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_link_loses_datagrams() {
+        let test = async {
+            let table = LinkTable::default();
+            table.set(addr(1), ONE_WAY);
+            let kept = Kept::default().start();
+            let link = table.datagrams(kept.clone().recipient());
+            for _ in 0..DATAGRAMS_MAX + 10 {
+                link.do_send(Transmit { to: addr(1), message: vec![] });
+            }
+            sleep(2 * ONE_WAY).await;
+            assert_eq!(kept.send(Take).await.unwrap().len(), DATAGRAMS_MAX);
+        };
+        LocalSet::new().run_until(test).await;
+    }
+}

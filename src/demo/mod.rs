@@ -23,7 +23,7 @@ use crate::demo::files::Found;
 use crate::demo::fleet::Fleet;
 use crate::demo::ledger::Ledger;
 use crate::demo::plan::Stealing;
-use crate::demo::report::{Conditions, Report, grouped, write_rows};
+use crate::demo::report::{Conditions, Report, counted, grouped, write_rows};
 use crate::demo::run::{KillAt, Parts, Run, Stop};
 use crate::demo::screen::{Screen, ScreenOptions};
 use crate::demo::verify::{Direct, Findings, verify};
@@ -174,7 +174,7 @@ async fn live(args: &DemoArgs, screen: Screen, mut work: Work) -> Result<bool, S
     let nodes = nodes.map_err(|e| failed("node names", &e))?;
     let setups = setups(args, &nodes, work.jobs, stealing, folder.path(), &db);
     let program = std::env::current_exe().map_err(|e| failed("this program's path", &e))?;
-    let fleet = Fleet::start(&program, &setups).map_err(|e| failed("starting a node", &e))?;
+    let fleet = Fleet::new(program, setups);
     let wait_ms = args.work_ms;
     let mut run = Run::new(Parts {
         names: work.names.clone(),
@@ -215,7 +215,7 @@ async fn through(
         Err(Stop::Failed(error)) => Some(error),
         Err(stop) => return Err(stop),
     };
-    run.end().await;
+    run.end_nodes().await;
     let rows = run.rows().await?;
     let mut findings = verify(run.ledger(), &rows, &direct);
     if let Some(error) = stuck {
@@ -253,7 +253,7 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     screen.text(&format!("\n{}", report.text()))?;
     let mut text = String::new();
     for (reason, jobs) in findings.failures.iter().take(FAILURES_TOLD) {
-        text.push_str(&format!("failed, {} jobs: {reason}\n", grouped(*jobs as u64)));
+        text.push_str(&format!("failed, {}: {reason}\n", counted(*jobs as u64, "job")));
     }
     if let more @ 1.. = findings.failures.len().saturating_sub(FAILURES_TOLD) {
         text.push_str(&format!("and {more} more reasons\n"));
@@ -275,7 +275,10 @@ fn tell(screen: &Screen, report: &Report, findings: &Findings) -> Result<(), Sto
     }
     screen.text(&text)?;
     if !report.verified {
-        screen.problem(&format!("NOT verified, {} problems:", findings.problem_count));
+        screen.problem(&format!(
+            "NOT verified, {}:",
+            counted(findings.problem_count as u64, "problem")
+        ));
         for problem in &findings.problems {
             screen.problem(&format!("  {problem}"));
         }
@@ -289,10 +292,11 @@ fn header(args: &DemoArgs, work: &Work, stealing: Stealing, folder: &Path, db: &
     let busy = work.names[..plan::busy_nodes(nodes)].join(" and ");
     let version = env!("CARGO_PKG_VERSION");
     let mut text = format!(
-        "meshwork {version}: {nodes} nodes of {} slots, {} jobs over {} files of {}, {} ms of waiting each\n",
+        "meshwork {version}: {} of {} slots, {} over {} of {}, {} ms of waiting each\n",
+        counted(nodes as u64, "node"),
         plan::SLOTS,
-        grouped(work.jobs as u64),
-        grouped(files as u64),
+        counted(work.jobs as u64, "job"),
+        counted(files as u64, "file"),
         work.root.display(),
         args.work_ms,
     );
@@ -342,7 +346,7 @@ fn header(args: &DemoArgs, work: &Work, stealing: Stealing, folder: &Path, db: &
             ),
         );
     }
-    line("lease", &format!("{} s", plan::LEASE.as_secs()));
+    line("lease", &format!("{} s", plan::lease(nodes).as_secs()));
     if let Some(socket) = socket_path(folder, &work.names[0]) {
         line("look", &format!("meshwork status --socket {}", socket.display()));
     }
@@ -375,7 +379,7 @@ fn setups(
         steal_threshold: stealing.threshold,
         max_steal_batch: stealing.batch,
         steal_rate_limit: stealing.rate_limit,
-        lease_ms: plan::LEASE.as_millis() as u64,
+        lease_ms: plan::lease(nodes.len()).as_millis() as u64,
         protocol_period_ms: 500,
         latency: !args.no_latency,
     };

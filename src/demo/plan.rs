@@ -8,7 +8,9 @@ use crate::demo::regions::longest_round_trip;
 /// Slots of a node.
 pub(crate) const SLOTS: usize = 4;
 /// The lease's term: short, so that a killed node's jobs are soon requeued.
-pub(crate) const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(3);
+/// Nodes for which that term is long enough, on a machine with two cores.
+const LEASE_NODES: usize = 10;
 /// Jobs in one request: its line is some tens of kilobytes.
 const BATCH_JOBS: usize = 100;
 /// Least room of a deque.
@@ -50,6 +52,12 @@ pub(crate) fn batches(jobs: usize, nodes: usize) -> Vec<VecDeque<Batch>> {
         }
     }
     batches
+}
+
+/// The lease's term for so many nodes. All renew in turn, in one file: with many, a node waits for
+/// its turn as long as the short term lasts.
+pub(crate) fn lease(nodes: usize) -> Duration {
+    LEASE * nodes.div_ceil(LEASE_NODES) as u32
 }
 
 /// How the nodes steal.
@@ -103,6 +111,11 @@ mod tests {
         assert_eq!(shares(100, 3), [40, 40, 20]);
         assert_eq!(shares(100, 2), [80, 20]);
         assert_eq!(shares(100, 1), [100]);
+    }
+
+    #[test]
+    fn the_lease_is_three_seconds_and_longer_for_many_nodes() {
+        assert_eq!([1, 5, 10, 11, 64].map(|nodes| lease(nodes).as_secs()), [3, 3, 3, 6, 21]);
     }
 
     #[test]

@@ -159,16 +159,19 @@ impl Report {
             String::new(),
             String::new(),
         ]);
-        let mut text =
-            table.lines().map(|line| format!("{}\n", line.trim_end())).collect::<String>();
+        let mut text = String::new();
+        for line in table.lines() {
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
         let mut line = |words: String| {
             text.push_str(&words);
             text.push('\n');
         };
         line(String::new());
         line(format!(
-            "{} jobs: {} succeeded, {} failed, {} lost, {} with two outcomes; {} run again, {} requeued",
-            grouped(self.jobs as u64),
+            "{}: {} succeeded, {} failed, {} lost, {} with two outcomes; {} run again, {} requeued",
+            counted(self.jobs as u64, "job"),
             grouped(self.succeeded),
             grouped(self.failed),
             grouped(self.lost),
@@ -177,9 +180,9 @@ impl Report {
             grouped(self.requeued),
         ));
         line(format!(
-            "{} steals brought {} jobs; converged in {}, first stolen job after {}",
-            grouped(self.steals),
-            grouped(self.stolen),
+            "{} brought {}; converged in {}, first stolen job after {}",
+            counted(self.steals, "steal"),
+            counted(self.stolen, "job"),
             milliseconds(self.converged_ms),
             milliseconds(self.first_steal_ms),
         ));
@@ -203,6 +206,11 @@ fn milliseconds(ms: Option<f64>) -> String {
         Some(ms) if ms < 10.0 => format!("{ms:.1} ms"),
         Some(ms) => format!("{} ms", grouped(ms.round() as u64)),
     }
+}
+
+/// 2 and "job" as 2 jobs.
+pub(crate) fn counted(n: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(n), if n == 1 { "" } else { "s" })
 }
 
 /// 1234567 as 1,234,567.
@@ -254,7 +262,7 @@ pub(crate) fn write_rows<W: Write>(
         let row = Row {
             seq,
             path: &text,
-            path_bytes: path.to_str().is_none().then(|| path.as_os_str().as_encoded_bytes()),
+            path_bytes: path.to_str().is_none().then_some(path.as_os_str().as_encoded_bytes()),
             xxh3: answer.map(|a| a.xxh3),
             bytes: answer.map(|a| a.bytes),
             lines: answer.map(|a| a.lines),
@@ -349,7 +357,7 @@ mod tests {
                 " total                      2    2          1           1",
                 "",
                 "2 jobs: 1 succeeded, 1 failed, 0 lost, 0 with two outcomes; 0 run again, 0 requeued",
-                "1 steals brought 1 jobs; converged in 700 ms, first stolen job after 2.0 ms",
+                "1 steal brought 1 job; converged in 700 ms, first stolen job after 2.0 ms",
                 "elapsed 25 ms, 20.0 % of the time of all 8 slots",
             ]
         );
@@ -377,5 +385,9 @@ mod tests {
         for (n, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(grouped(n), text);
         }
+        assert_eq!(
+            (counted(1, "job"), counted(2_000, "job")),
+            ("1 job".into(), "2,000 jobs".into())
+        );
     }
 }

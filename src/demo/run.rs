@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use meshwork::JobId;
 use meshwork::JobRow;
-use meshwork::actors::store::messages::{CountJobs, Lookup, StoreHandle};
+use meshwork::actors::store::messages::{Close, CountJobs, Lookup, StoreHandle};
 use meshwork::protocol::job::JobState;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
@@ -24,6 +24,8 @@ use crate::demo::screen::Screen;
 
 /// Requests to one node that are not answered yet.
 const UNANSWERED_MAX: usize = 4;
+/// Nodes that start at the same time: more would only wait for each other's turn at the database.
+const STARTING_MAX: usize = 5;
 /// Lines of a node's stderr that are passed on.
 const COMPLAINTS_MAX: usize = 20;
 /// How often what is not driven by a node's word is looked at.
@@ -155,6 +157,9 @@ impl Run {
 
     /// Waits until the nodes are up, joins them to a mesh, and waits until each sees all.
     pub(crate) async fn form_mesh(&mut self) -> Result<f64, Stop> {
+        for _ in 0..STARTING_MAX {
+            self.start_next()?;
+        }
         self.until("nodes to start", |run| run.nodes.iter().all(|n| n.addresses.is_some())).await?;
         let addresses: Vec<_> = self.nodes.iter().filter_map(|node| node.addresses).collect();
         let peers: Vec<_> = addresses
@@ -202,8 +207,15 @@ impl Run {
     }
 
     /// Ends the nodes.
-    pub(crate) async fn end(&mut self) {
+    pub(crate) async fn end_nodes(&mut self) {
         self.parts.fleet.end().await;
+    }
+
+    /// Ends the nodes, and closes the database: as the last to do so, this tidies its files up.
+    pub(crate) async fn end(mut self) {
+        self.end_nodes().await;
+        // A database that does not answer is left as it is; it is whole all the same.
+        let _ = timeout(STORE_LIMIT, self.parts.store.close.send(Close)).await;
     }
 
     /// Lives on until `done`; what the nodes say changes the run's state.
@@ -236,6 +248,11 @@ impl Run {
                 signal = self.parts.signals.next() => return Err(Stop::Interrupted(signal)),
             }
         }
+    }
+
+    fn start_next(&mut self) -> Result<(), Stop> {
+        let started = self.parts.fleet.start_next();
+        started.map_err(|e| Stop::Failed(format!("a node cannot be started: {e}")))
     }
 
     fn ask(&mut self, node: usize, request: Request) -> u64 {
@@ -300,6 +317,7 @@ impl Run {
         match said {
             Said::Ready { gossip, steal, .. } => {
                 self.nodes[node].addresses = Some((gossip, steal));
+                self.start_next()?;
                 self.progress = Instant::now();
             }
             Said::Started { .. } => self.nodes[node].joining = true,

@@ -4,16 +4,18 @@
 //! stdout is for a program.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::cli::protocol::Change;
-use crate::demo::report::grouped;
+use crate::demo::report::{counted, grouped};
 
-/// Steals are told no more often than this; those between are told together.
-const STEAL_LINES_EVERY: Duration = Duration::from_millis(50);
+/// Steals that have a line each within [`STEAL_LINES_EVERY`]; those beyond are told together.
+const STEAL_LINES_MAX: u32 = 4;
+const STEAL_LINES_EVERY: Duration = Duration::from_millis(400);
 
 /// Where text goes, and how much of it.
 #[derive(Clone, Copy, Debug)]
@@ -32,11 +34,18 @@ pub(crate) struct Screen {
     told: HashMap<String, Change>,
 }
 
-#[derive(Default)]
+/// Steals since the last time that all were told.
 struct Steals {
-    last_line: Option<Instant>,
+    since: Instant,
+    lines: u32,
     untold: u64,
     untold_jobs: u64,
+}
+
+impl Default for Steals {
+    fn default() -> Self {
+        Self { since: Instant::now(), lines: 0, untold: 0, untold_jobs: 0 }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -109,13 +118,17 @@ impl Screen {
             return;
         }
         let template = if self.colored {
-            "  {bar:32.cyan/black} {human_pos}/{human_len} jobs  {per_sec:.dim}  {msg}"
+            "  {bar:32.cyan/black} {human_pos}/{human_len} jobs  {rate:.dim}  {msg}"
         } else {
-            "  {bar:32} {human_pos}/{human_len} jobs  {per_sec}  {msg}"
+            "  {bar:32} {human_pos}/{human_len} jobs  {rate}  {msg}"
         };
         let style = ProgressStyle::with_template(template).expect("the template is well formed");
         let target = ProgressDrawTarget::stderr();
         self.bar = ProgressBar::with_draw_target(Some(jobs as u64), target);
+        let style = style.with_key("rate", |state: &ProgressState, w: &mut dyn fmt::Write| {
+            // A bar that cannot be written is no reason to fail.
+            let _ = write!(w, "{:.0}/s", state.per_sec());
+        });
         self.bar.set_style(style.progress_chars("━━─"));
     }
 
@@ -138,24 +151,32 @@ impl Screen {
     /// # Errors
     /// When nobody reads any more.
     pub(crate) fn steal(&mut self, thief: &str, victim: &str, jobs: u32) -> io::Result<()> {
-        let now = Instant::now();
-        if self.steals.last_line.is_some_and(|at| now - at < STEAL_LINES_EVERY) {
-            self.steals.untold += 1;
-            self.steals.untold_jobs += u64::from(jobs);
-            return Ok(());
+        if self.steals.lines < STEAL_LINES_MAX {
+            self.steals.lines += 1;
+            return self.live_in(
+                Color::Cyan,
+                &format!("{thief} steals {} from {victim}", counted(jobs.into(), "job")),
+            );
         }
-        self.steals.last_line = Some(now);
-        let more = self.steals.take_untold();
-        self.live_in(Color::Cyan, &format!("{thief} steals {jobs} jobs from {victim}{more}"))
+        self.steals.untold += 1;
+        self.steals.untold_jobs += u64::from(jobs);
+        Ok(())
     }
 
-    /// Says of the steals that were not told yet.
+    /// Says of the steals that had no line, now and then.
     ///
     /// # Errors
     /// When nobody reads any more.
     pub(crate) fn flush_steals(&mut self) -> io::Result<()> {
-        let more = self.steals.take_untold();
-        if more.is_empty() { Ok(()) } else { self.live_in(Color::Cyan, more.trim_start()) }
+        if self.steals.since.elapsed() < STEAL_LINES_EVERY {
+            return Ok(());
+        }
+        let Steals { untold, untold_jobs, .. } = std::mem::take(&mut self.steals);
+        if untold == 0 {
+            return Ok(());
+        }
+        let (steals, jobs) = (counted(untold, "more steal"), counted(untold_jobs, "job"));
+        self.live_in(Color::Cyan, &format!("{steals} brought {jobs}"))
     }
 
     /// A node saw a change of the membership. It is told when the first node sees it.
@@ -188,18 +209,6 @@ impl Screen {
             Color::Cyan => 36,
         };
         format!("\x1b[{code}m{text}\x1b[0m")
-    }
-}
-
-impl Steals {
-    fn take_untold(&mut self) -> String {
-        let (steals, jobs) =
-            (std::mem::take(&mut self.untold), std::mem::take(&mut self.untold_jobs));
-        if steals == 0 {
-            return String::new();
-        }
-        let plural = if steals == 1 { "" } else { "s" };
-        format!(" (and {steals} more steal{plural}, {} jobs)", grouped(jobs))
     }
 }
 

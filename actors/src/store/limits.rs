@@ -34,9 +34,14 @@ pub const UNFINISHED_MAX: usize = 1 << 20;
 /// How long a SQLite store waits for its turn to write before the batch fails.
 pub const BUSY_WAIT: Duration = Duration::from_secs(10);
 
-/// The pause between two tries for the write lock. Fixed and short: with the growing pauses of
-/// SQLite's own busy time-out, one of several processes on a file may get no turn for seconds.
+/// The pause between two tries for the write lock, at first. Short: with the pauses of SQLite's own
+/// busy time-out, one of several processes on a file may get no turn for seconds.
 pub const BUSY_PAUSE: Duration = Duration::from_micros(200);
+
+/// The pause of one that has waited long, as it does among many processes. Sixty-four of them then
+/// try 32,000 times a second; with the first pause it would be 320,000 times, which two cores
+/// cannot do.
+pub const BUSY_PAUSE_MAX: Duration = Duration::from_millis(2);
 
 const _: () = assert!(PROMOTE_MAX >= CLAIM_MAX, "a claim finds every job that is due");
 const _: () = assert!(WAITING_UNITS_MAX >= BATCH_UNITS_MAX, "a full commit may wait");
