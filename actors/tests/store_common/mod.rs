@@ -46,15 +46,23 @@ pub(crate) struct Subject {
 
 impl Subject {
     pub(crate) fn memory() -> Self {
+        Self::memory_with(CrashRule::default())
+    }
+
+    pub(crate) fn memory_with(crash_rule: CrashRule) -> Self {
         let clock = TestClock::new();
-        let store = MemoryStore::new(clock.wall(), CrashRule::default()).start();
+        let store = MemoryStore::new(clock.wall(), crash_rule).start();
         Self { store: StoreHandle::of(&store), clock, folder: None, arbiter: None }
     }
 
     pub(crate) fn sqlite() -> Self {
+        Self::sqlite_with(CrashRule::default())
+    }
+
+    pub(crate) fn sqlite_with(crash_rule: CrashRule) -> Self {
         let clock = TestClock::new();
         let folder = tempfile::tempdir().unwrap();
-        let options = SqliteOptions { clock: clock.wall(), ..SqliteOptions::default() };
+        let options = SqliteOptions { clock: clock.wall(), crash_rule, ..SqliteOptions::default() };
         let (store, arbiter) = start_sqlite(&folder.path().join("jobs.db"), &options);
         Self { store, clock, folder: Some(folder), arbiter: Some(arbiter) }
     }

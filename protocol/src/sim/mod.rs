@@ -9,13 +9,16 @@
 //! The same seed gives the same run, step by step. [`for_seeds`] runs a scenario over many and names
 //! the one that failed.
 
+mod host;
 pub mod invariants;
 mod machines;
 mod network;
 mod run;
+mod streams;
 mod world;
 
+pub use host::{End, Host};
 pub use machines::{Input, Machines, Output, Waiter};
 pub use network::{Faults, Network};
 pub use run::for_seeds;
-pub use world::{End, Host, HostIx, Step, World};
+pub use world::{HostIx, Step, World};

@@ -1,23 +1,22 @@
 //! Hosts, their clocks, and the events that pass between them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::id::{Generation, Incarnation, NodeId};
-use crate::limits::{CONNECT_TIMEOUT, DATAGRAM_BYTES_MAX, RESPONSE_TIMEOUT};
+use crate::limits::DATAGRAM_BYTES_MAX;
+use crate::load::Load;
+use crate::sim::host::{End, Host};
 use crate::sim::invariants::Invariant;
-use crate::sim::machines::{Input, Machines, Output, Waiter};
+use crate::sim::machines::{Input, Machines, Output};
 use crate::sim::network::{Faults, Network, within};
-use crate::swim::members::{DialError, Target};
+use crate::sim::streams::Stream;
+use crate::swim::members::DialError;
 use crate::swim::node::{Mail, Node};
-use crate::swim::{Answer, Ask, Member, MemberState, MembershipEvent, SwimConfig};
+use crate::swim::{Answer, Member, MemberState, SwimConfig};
 use crate::time::Instant;
 use crate::wire::datagram::{self, Datagram, MeshId, Sender};
-use crate::wire::stream::{
-    AnswerReader, AskReader, FRAME_HEADER_BYTES, GossipFrame, answer_frames, ask_frames,
-    decode_frame, encode_frame,
-};
 
 /// Datagrams that a socket holds for a process that does not read.
 const SOCKET_BUFFER: usize = 256;
@@ -25,73 +24,8 @@ const SOCKET_BUFFER: usize = 256;
 /// Which host, in order of [`World::add`].
 pub type HostIx = usize;
 
-/// How a host ended by its own will.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// A newer boot of its name lives.
-    Fenced(Generation),
-    /// Its name was taken.
-    Refused(SocketAddr),
-}
-
-/// One host and the node on it.
 #[derive(Debug)]
-pub struct Host {
-    /// The node's name.
-    pub id: NodeId,
-    /// Where it takes datagrams and streams.
-    pub addr: SocketAddr,
-    /// What it joins by.
-    pub seeds: Vec<String>,
-    /// Its machines; none while it is down.
-    pub machines: Option<Machines>,
-    /// How it ended, if by its own will.
-    pub end: Option<End>,
-    /// Whether this boot was ever paused or cut off.
-    pub disturbed: bool,
-    /// Whether this boot was told to leave.
-    pub leaving: bool,
-    /// Every membership event of every boot.
-    pub events: Vec<(Instant, MembershipEvent)>,
-    /// Seeds that it reported as down.
-    pub seeds_down: Vec<String>,
-    /// Counts its boots.
-    pub boot: u64,
-    /// What its clock shows at the world's origin: no two clocks agree.
-    clock: Duration,
-    paused: bool,
-    backlog: VecDeque<Input>,
-    /// When its timers are looked at next, and by which event.
-    wake: Option<(Instant, u64)>,
-    mailbox_free: Instant,
-}
-
-impl Host {
-    /// This node's record of itself.
-    ///
-    /// # Panics
-    /// When the host is down.
-    pub fn me(&self) -> &Member {
-        self.members().me()
-    }
-
-    /// The node's membership.
-    ///
-    /// # Panics
-    /// When the host is down.
-    pub fn members(&self) -> &crate::swim::Members {
-        self.machines.as_ref().expect("the host is up").swim.members()
-    }
-
-    /// What this node thinks of `id`.
-    pub fn state_of(&self, id: &NodeId) -> Option<MemberState> {
-        let machines = self.machines.as_ref()?;
-        machines.swim.members().table().find(|m| m.id == *id).map(|m| m.state)
-    }
-}
-
-#[derive(Debug)]
-enum Event {
+pub(super) enum Event {
     /// Something of one boot of a host.
     Input {
         host: HostIx,
@@ -116,17 +50,6 @@ enum Event {
         stream: u64,
         answer: Result<(Sender, Answer), DialError>,
     },
-}
-
-#[derive(Debug)]
-struct Stream {
-    from: HostIx,
-    from_boot: u64,
-    waiter: Waiter,
-    to: HostIx,
-    /// The boot that took the request.
-    to_boot: Option<u64>,
-    ask: Ask,
 }
 
 /// What happened in one step: an input to one host, and what came of it.
@@ -155,15 +78,15 @@ pub struct World {
     config: SwimConfig,
     mesh: MeshId,
     now: Instant,
-    rng: fastrand::Rng,
+    pub(super) rng: fastrand::Rng,
     queue: BTreeMap<(Instant, u64), Event>,
     sequence: u64,
-    hosts: Vec<Host>,
-    names: BTreeMap<String, SocketAddr>,
+    pub(super) hosts: Vec<Host>,
+    pub(super) names: BTreeMap<String, SocketAddr>,
     /// The model store: the newest generation of each name.
     generations: BTreeMap<NodeId, Generation>,
-    streams: BTreeMap<u64, Stream>,
-    next_stream: u64,
+    pub(super) streams: BTreeMap<u64, Stream>,
+    pub(super) next_stream: u64,
     invariants: Vec<Box<dyn Invariant>>,
     false_deaths_allowed: bool,
     digest: u64,
@@ -213,23 +136,9 @@ impl World {
     /// When `name` is no node id.
     pub fn add(&mut self, name: &str, seeds: &[&str]) -> HostIx {
         let index = self.hosts.len();
-        self.hosts.push(Host {
-            id: NodeId::new(name).expect("a valid name"),
-            addr: address(index + 1),
-            seeds: seeds.iter().map(ToString::to_string).collect(),
-            machines: None,
-            end: None,
-            disturbed: false,
-            leaving: false,
-            events: Vec::new(),
-            seeds_down: Vec::new(),
-            boot: 0,
-            clock: Duration::ZERO,
-            paused: false,
-            backlog: VecDeque::new(),
-            wake: None,
-            mailbox_free: Instant::ZERO,
-        });
+        let seeds = seeds.iter().map(ToString::to_string).collect();
+        let id = NodeId::new(name).expect("a valid name");
+        self.hosts.push(Host::new(id, address(index + 1), seeds));
         index
     }
 
@@ -296,6 +205,13 @@ impl World {
     pub fn leave(&mut self, host: HostIx) {
         self.hosts[host].leaving = true;
         self.step(host, Input::Leave);
+    }
+
+    /// Sets a running node's load.
+    pub fn set_load(&mut self, host: HostIx, load: Load) {
+        if let Some(machines) = &mut self.hosts[host].machines {
+            machines.swim.set_load(load);
+        }
     }
 
     /// Stops a process without killing it: its kernel still takes in what comes.
@@ -443,7 +359,7 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, host: HostIx, input: Input) {
+    pub(super) fn deliver(&mut self, host: HostIx, input: Input) {
         let it = &mut self.hosts[host];
         if !it.paused {
             self.step(host, input);
@@ -493,7 +409,7 @@ impl World {
         }
     }
 
-    fn schedule(&mut self, after: Duration, event: Event) {
+    pub(super) fn schedule(&mut self, after: Duration, event: Event) {
         self.sequence += 1;
         self.queue.insert((self.now + after, self.sequence), event);
     }
@@ -527,7 +443,7 @@ impl World {
         self.hosts[host].end = Some(end);
     }
 
-    fn host_at(&self, addr: SocketAddr) -> Option<HostIx> {
+    pub(super) fn host_at(&self, addr: SocketAddr) -> Option<HostIx> {
         self.hosts.iter().position(|host| host.addr == addr)
     }
 
@@ -554,108 +470,6 @@ impl World {
         let input = Input::Mail(mail);
         self.schedule(at.saturating_since(self.now), Event::Input { host, boot, input });
     }
-
-    fn dial(&mut self, host: HostIx, waiter: Waiter, to: &Target, ask: &Ask) {
-        self.next_stream += 1;
-        let id = self.next_stream;
-        let addr = match to {
-            Target::Addr(addr) => Some(*addr),
-            Target::Seed(name) => name.parse().ok().or_else(|| self.names.get(name).copied()),
-        };
-        let receiver = addr.and_then(|addr| self.host_at(addr));
-        let stream = Stream {
-            from: host,
-            from_boot: self.hosts[host].boot,
-            waiter,
-            to: receiver.unwrap_or(host),
-            to_boot: None,
-            ask: carry_ask(ask),
-        };
-        self.streams.insert(id, stream);
-        let refused = |text: &str| DialError::Unreachable(text.to_string());
-        let (after, event) = match (addr, receiver) {
-            (None, _) => {
-                let error = DialError::Unresolved("no such name".to_string());
-                (Duration::ZERO, Event::Answered { stream: id, answer: Err(error) })
-            }
-            (_, Some(to)) if self.network.is_open(host, to) && self.network.is_open(to, host) => {
-                if self.hosts[to].machines.is_some() {
-                    let three_ways =
-                        (0..3).map(|_| self.network.stream(&mut self.rng)).sum::<Duration>();
-                    (three_ways, Event::Connect { stream: id })
-                } else if self.rng.bool() {
-                    let error = refused("connection refused");
-                    let takes = 2 * self.network.stream(&mut self.rng);
-                    (takes, Event::Answered { stream: id, answer: Err(error) })
-                } else {
-                    let error = DialError::TimedOut;
-                    (CONNECT_TIMEOUT, Event::Answered { stream: id, answer: Err(error) })
-                }
-            }
-            _ => {
-                let error = DialError::TimedOut;
-                (CONNECT_TIMEOUT, Event::Answered { stream: id, answer: Err(error) })
-            }
-        };
-        self.schedule(after, event);
-    }
-
-    fn connect(&mut self, id: u64) {
-        let error = Err(DialError::TimedOut);
-        self.schedule(RESPONSE_TIMEOUT, Event::Answered { stream: id, answer: error });
-        let Some(stream) = self.streams.get(&id) else { return };
-        let (from, to, ask) = (stream.from, stream.to, stream.ask.clone());
-        let Some(asker) = &self.hosts[from].machines else { return };
-        if self.hosts[to].machines.is_none() || !self.network.is_open(from, to) {
-            return;
-        }
-        let input = Input::Ask(id, asker.sender(), ask);
-        let boot = self.hosts[to].boot;
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.to_boot = Some(boot);
-        }
-        self.deliver(to, input);
-    }
-
-    fn answer(&mut self, host: HostIx, id: u64, answer: Option<Answer>) {
-        let boot = self.hosts[host].boot;
-        let Some(by) = self.hosts[host].machines.as_ref().map(Machines::sender) else { return };
-        let Some(stream) = self.streams.get(&id) else { return };
-        if stream.to_boot != Some(boot) || !self.network.is_open(host, stream.from) {
-            return;
-        }
-        let answer = match answer {
-            Some(answer) => Ok((by, carry_answer(&answer))),
-            None => Err(DialError::Closed),
-        };
-        let takes = self.network.stream(&mut self.rng);
-        self.schedule(takes, Event::Answered { stream: id, answer });
-    }
-}
-
-/// The request as its frames carry it.
-fn carry_ask(ask: &Ask) -> Ask {
-    let mut reader = AskReader::default();
-    let mut read = None;
-    for frame in ask_frames(ask) {
-        read = reader.frame(carry_frame(&frame)).expect("its own frames are in order");
-    }
-    read.expect("the frames of a request make a request")
-}
-
-/// The answer as its frames carry it.
-fn carry_answer(answer: &Answer) -> Answer {
-    let mut reader = AnswerReader::default();
-    let mut read = None;
-    for frame in answer_frames(answer) {
-        read = reader.frame(carry_frame(&frame)).expect("its own frames are in order");
-    }
-    read.expect("the frames of an answer make an answer")
-}
-
-fn carry_frame(frame: &GossipFrame) -> GossipFrame {
-    let bytes = encode_frame(frame).expect("a frame within its bound");
-    decode_frame(&bytes[FRAME_HEADER_BYTES..]).expect("what was encoded decodes")
 }
 
 fn address(index: usize) -> SocketAddr {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::{AskError, Effect as ThiefEffect, Moved, RateLimit, StealConfig, Thief, TransferError};
-use crate::deque::fixtures::{id, node, spec};
+use crate::deque::fixtures::{node, spec};
 use crate::deque::{DequeConfig, Dispatcher, Effect as DequeEffect, InsertOutcome, Plan, Source};
 use crate::id::{FencingToken, Generation, Incarnation, JobId, NodeId, Owner};
 use crate::job::{Claim, ClaimedJob, JobSpec};
@@ -319,6 +319,7 @@ impl World {
 
     fn at(&mut self, at: Instant, event: Event) {
         self.queued += 1;
+        assert!(self.queued < 200_000, "a storm of messages");
         self.events.push(Reverse(Queued(at, self.queued, event)));
     }
 
@@ -385,7 +386,8 @@ impl World {
     /// Carries out what the machines of node `n` want.
     fn follow(&mut self, n: usize) {
         let owner = self.nodes[n].owner.clone();
-        loop {
+        for effects in 0.. {
+            assert!(effects < 10_000, "a storm within one node");
             if let Some(effect) = self.nodes[n].deque.poll_effect() {
                 self.follow_deque(n, &owner, effect);
             } else if let Some(effect) = self.nodes[n].thief.poll_effect() {
@@ -644,8 +646,8 @@ impl World {
         }
     }
 
-    /// Takes up claims that a lost answer hid: those unstarted at two looks half a second apart
-    /// would do; here, those that no machine knows of, a token later.
+    /// Takes up claims that a lost answer hid from the node. Those on their way to it are taken up
+    /// too, a token later: what arrives then is stale, and never starts.
     fn readopt(&mut self, n: usize) {
         let owner = self.nodes[n].owner.clone();
         let unknown: Vec<Claim> = self
@@ -752,7 +754,5 @@ fn idle_nodes_take_their_share_of_a_burst() {
     world.run_until(seconds(3));
     assert!(world.store.all_done());
     assert!(world.stolen >= 20, "{} of 60 were stolen", world.stolen);
-    assert_eq!(world.runs.len(), 60);
-    let before = id(1);
-    assert_eq!(world.runs[&before], 1);
+    assert!(world.runs.len() == 60 && world.runs.values().all(|&runs| runs == 1));
 }

@@ -509,9 +509,8 @@ mod tests {
 
     /// Jobs of 10 ms in one slot: `stealable` of them drain in as many times 10 ms.
     fn load(name: &str, version: u64, stealable: u32) -> LoadReport {
-        let queued = stealable;
-        let load =
-            Load { version, stealable, queued, slots: 1, service_us: 10_000, ..Load::default() };
+        let (queued, running, slots, service_us) = (stealable, 1, 1, 10_000);
+        let load = Load { version, stealable, queued, running, slots, service_us };
         LoadReport { node: node(name), generation: Generation(1), load, age_ms: 0 }
     }
 
@@ -684,6 +683,10 @@ mod tests {
         idle(&mut it, 50, 0);
         it.handle_timeout(at_ms(2_020));
         let [Effect::ReadBack { .. }] = effects(&mut it)[..] else { panic!("a reading back") };
+        for error in [TransferError::Unknown, TransferError::Undone] {
+            it.handle_transferred(at_ms(2_050), &boot("b"), 7, Err(error));
+            assert_eq!(effects(&mut it), [], "the reading back decides");
+        }
         it.handle_transferred(at_ms(2_100), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
         let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
         assert_eq!(effects(&mut it), [got, settle(&[1, 2])]);
@@ -813,9 +816,9 @@ mod tests {
         let mut it = thief(&["b", "c", "d", "e", "f"]);
         let mut order = Vec::new();
         let mut now = idle(&mut it, 0, 8);
-        while let Some(Effect::Ask { victim, seq, .. }) =
-            now.iter().find(|effect| matches!(effect, Effect::Ask { .. }))
-        {
+        for _ in 0..5 {
+            let is_ask = |effect: &&Effect| matches!(effect, Effect::Ask { .. });
+            let Some(Effect::Ask { victim, seq, .. }) = now.iter().find(is_ask) else { break };
             order.push(victim.id.to_string());
             it.handle_offer(at_ms(1), &victim.id, *seq, offer(*seq, 0, vec![]));
             now.remove(0);
@@ -828,6 +831,43 @@ mod tests {
             assert_eq!(again, []);
         }
         assert_eq!(it.poll_timeout(), None);
+    }
+
+    #[test]
+    fn lifelines_wait_while_something_may_come_and_are_asked_again_after_they_gave() {
+        let mut it = thief(&["b", "c"]);
+        it.handle_load(at_ms(0), &load("b", 1, 1));
+        let rest = Effect::RoomBack { room: 2 };
+        assert_eq!(idle(&mut it, 0, 3), [ask("b", 1, 3)], "c is not bothered");
+        it.handle_offer(at_ms(1), &node("b"), 1, offer(1, 7, vec![job(1)]));
+        assert_eq!(effects(&mut it)[1..], [rest], "a transfer is under way");
+        it.handle_transferred(at_ms(2), &boot("b"), 7, Ok(vec![moved(1, 2)]));
+        let got = pushed(vec![claimed(spec(1), 2)]);
+        assert_eq!(effects(&mut it), [got, settle(&[1]), Effect::WantRoom]);
+        assert_eq!(idle(&mut it, 3, 2), [ask("b", 2, 1), ask("c", 3, 1)]);
+    }
+
+    #[test]
+    fn a_peer_that_starts_again_is_another() {
+        let mut it = thief(&["b", "c"]);
+        idle(&mut it, 0, 2);
+        it.handle_offer(at_ms(1), &node("b"), 1, offer(1, 0, vec![]));
+        it.handle_offer(at_ms(1), &node("c"), 2, Err(AskError::Unreachable));
+        assert_eq!(effects(&mut it).len(), 2, "both rooms come back");
+        let again = |name: &str| Member { generation: Generation(2), ..member(name) };
+        let event = MembershipEvent::Updated { epoch: 2, member: again("b") };
+        it.handle_membership(at_ms(2), &event);
+        assert_eq!(effects(&mut it), [Effect::WantRoom], "nobody there remembers this node");
+        it.handle_load(at_ms(3), &load("b", 9, 50));
+        let asked = Effect::Ask { victim: again("b"), seq: 3, max: 4 };
+        assert_eq!(idle(&mut it, 4, 4), [asked]);
+        let members = vec![again("c"), member("a")].into();
+        it.handle_membership(at_ms(5), &MembershipEvent::Snapshot { epoch: 3, members });
+        let freed = Effect::Ask { victim: again("c"), seq: 4, max: 4 };
+        assert_eq!(effects(&mut it), [freed], "b is gone, c is no longer avoided");
+        it.handle_offer(at_ms(6), &node("c"), 4, offer(4, 7, vec![job(1)]));
+        let Effect::Transfer { victim, .. } = &effects(&mut it)[0] else { panic!("a transfer") };
+        assert_eq!(victim.generation, Generation(2));
     }
 
     #[test]

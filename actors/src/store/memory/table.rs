@@ -505,3 +505,44 @@ fn remove_from<T: Ord>(sets: &mut BTreeMap<NodeId, BTreeSet<T>>, node: &NodeId, 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use meshwork_protocol::id::{HandlerName, Tenant};
+
+    use super::*;
+
+    fn job(n: u64) -> NewJob {
+        let node = NodeId::new("a").unwrap();
+        let spec = JobSpec {
+            id: JobId::from_parts(n, [0; 10]),
+            handler: HandlerName::new("h").unwrap(),
+            arguments: "null".into(),
+            key: None,
+            tenant: Tenant::default_tenant(),
+            priority: 0,
+            run_at_ms: 0,
+            max_attempts: 1,
+            pinned: false,
+            origin: node.clone(),
+            enqueued_ms: 0,
+        };
+        NewJob { spec: spec.into(), affinity: node, claim: false }
+    }
+
+    #[test]
+    fn the_oldest_finished_jobs_are_forgotten_but_counted() {
+        let mut table = JobTable::default();
+        let owner = Owner { node: NodeId::new("a").unwrap(), generation: Generation(1) };
+        let jobs = REMEMBERED_MAX as u64 + 2;
+        for n in 0..jobs {
+            table.insert(0, &Insert { owner: owner.clone(), jobs: vec![job(n)] }).unwrap();
+            table.cancel(&[JobId::from_parts(n, [0; 10])]);
+        }
+        let ids = [0, 1, 2, jobs - 1].map(|n| JobId::from_parts(n, [0; 10]));
+        let found: Vec<_> = table.lookup(&ids).iter().map(|row| row.id).collect();
+        assert_eq!(found, ids[2..]);
+        assert_eq!(table.counts().of(JobState::Cancelled), jobs);
+        assert_eq!((table.rows.len(), table.seqs.len()), (REMEMBERED_MAX, REMEMBERED_MAX));
+    }
+}

@@ -220,3 +220,70 @@ impl Tx<'_> {
 pub(super) fn number(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(-1)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use meshwork_protocol::id::{Generation, HandlerName, JobId, Tenant};
+    use meshwork_protocol::job::JobSpec;
+    use tokio::sync::oneshot::{self, Receiver};
+
+    use super::super::operation::Waiting;
+    use super::*;
+    use crate::store::messages::{Insert, Inserted, NewJob, StoreResult};
+
+    type Answers = Vec<Receiver<StoreResult<Vec<Inserted>>>>;
+
+    fn inserts(count: u64, argument_bytes: usize) -> (Batch, Answers) {
+        let node = NodeId::new("a").unwrap();
+        let inserts = (0..count).map(|n| {
+            let spec = JobSpec {
+                id: JobId::from_parts(n, [0; 10]),
+                handler: HandlerName::new("h").unwrap(),
+                arguments: "1".repeat(argument_bytes).into(),
+                key: None,
+                tenant: Tenant::default_tenant(),
+                priority: 0,
+                run_at_ms: 0,
+                max_attempts: 1,
+                pinned: false,
+                origin: node.clone(),
+                enqueued_ms: 0,
+            };
+            let job = NewJob { spec: Arc::new(spec), affinity: node.clone(), claim: false };
+            let owner = Owner { node: node.clone(), generation: Generation(1) };
+            let (caller, answer) = oneshot::channel();
+            let insert = Waiting::new(Insert { owner, jobs: vec![job] }, Some(caller));
+            (Box::new(insert) as Box<dyn Pending>, answer)
+        });
+        inserts.unzip()
+    }
+
+    fn answers(batch: Batch, answers: Answers) -> Vec<StoreResult<Vec<Inserted>>> {
+        batch.into_iter().for_each(Pending::reply);
+        answers.into_iter().map(|mut answer| answer.try_recv().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_full_disk_fails_the_whole_batch_and_leaves_nothing_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.db");
+        let database = Database::open(&path, &SqliteOptions::default()).unwrap();
+        let pages = |count: u32| {
+            let sql = format!("PRAGMA max_page_count = {count}");
+            database.connection.query_row(&sql, [], |row| row.get::<_, u32>(0)).unwrap()
+        };
+        pages(64);
+        let (mut batch, receivers) = inserts(3, 100_000);
+        database.write(&mut batch);
+        let full = StoreError::Failed(format!("{}: database or disk is full", path.display()));
+        assert_eq!(answers(batch, receivers), [Err(full.clone()), Err(full.clone()), Err(full)]);
+
+        pages(1 << 20);
+        let (mut batch, receivers) = inserts(3, 100_000);
+        database.write(&mut batch);
+        let inserted = Ok(vec![Inserted::Unclaimed]);
+        assert_eq!(answers(batch, receivers), vec![inserted; 3], "none of them is a duplicate");
+    }
+}

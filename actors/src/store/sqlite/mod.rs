@@ -117,8 +117,8 @@ impl<O: Operation> Handler<O> for SqliteStore {
     type Result = Parked<O>;
 
     fn handle(&mut self, operation: O, _: &mut Self::Context) -> Self::Result {
-        // A mailbox is drained to its end before a commit that was notified runs. A flood must not
-        // put it off.
+        // A mailbox is drained to its end before a commit that was notified runs: so lease operations
+        // behind a crowd are seen in time, but an endless flood must not put the commit off.
         if self.queue().is_overdue() {
             self.commit();
         }
@@ -210,7 +210,7 @@ impl Queue {
     }
 
     fn is_overdue(&self) -> bool {
-        self.units_since_commit >= BATCH_UNITS_MAX
+        self.units_since_commit >= WAITING_UNITS_MAX
     }
 
     /// Why a request cannot wait now. Lease operations are never refused for want of room: a node has

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use super::schema::{APPLICATION_ID, MIGRATIONS};
@@ -155,6 +156,9 @@ fn try_open(path: &Path, options: &SqliteOptions) -> Result<Connection, Trouble>
          PRAGMA trusted_schema = OFF;"
     ))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    // Without it a statement whose parameters stand beside a partial index is planned again each time
+    // that it is bound, in case the new value allows another plan.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     migrate(path, &mut connection)?;
     Ok(connection)
 }

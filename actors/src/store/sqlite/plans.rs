@@ -3,7 +3,7 @@
 
 use rusqlite::Connection;
 
-use super::jobs::{CLAIM_ANY, CLAIM_OWN, HAND_ON, PROMOTE, RELEASE, START, SUCCEED};
+use super::jobs::{BY_ID, CLAIM, DUE, DUE_OF, HAND_ON, PROMOTE, RELEASE, START, SUCCEED};
 use super::leases::HELD;
 use super::open::{SqliteOptions, open};
 use super::reads::{CLAIMS_OF, LOOKUP, NEXT_DUE};
@@ -24,16 +24,24 @@ fn every_statement_uses_its_own_index_and_sorts_nothing() {
         "SCALAR SUBQUERY 1",
         "SEARCH jobs USING COVERING INDEX sqlite_autoindex_jobs_1 (id=?)",
     ];
-    let claim = |search| {
-        let by_seq = "SEARCH job_states USING INTEGER PRIMARY KEY (rowid=?)";
-        vec![by_seq, "LIST SUBQUERY 1", search]
-    };
+    let by_seq = "SEARCH job_states USING INTEGER PRIMARY KEY (rowid=?)";
     let held = "SEARCH s USING INDEX held (owner=?)";
     let body = "SEARCH j USING INTEGER PRIMARY KEY (rowid=?)";
     for (sql, expected) in [
-        (CLAIM_OWN, claim("SEARCH job_states USING COVERING INDEX due_of (affinity=?)")),
-        (CLAIM_ANY, claim("SCAN job_states USING COVERING INDEX due")),
-        (PROMOTE, claim("SEARCH job_states USING INDEX later (due_ms<?)")),
+        (DUE_OF, vec!["SEARCH s USING INDEX due_of (affinity=?)", body]),
+        (DUE, vec!["SCAN s USING INDEX due", body]),
+        (CLAIM, vec![by_seq]),
+        (
+            PROMOTE,
+            vec![by_seq, "LIST SUBQUERY 1", "SEARCH job_states USING INDEX later (due_ms<?)"],
+        ),
+        (
+            BY_ID,
+            vec![
+                "SEARCH j USING INDEX sqlite_autoindex_jobs_1 (id=?)",
+                "SEARCH s USING INTEGER PRIMARY KEY (rowid=?)",
+            ],
+        ),
         (START, by_id.to_vec()),
         (SUCCEED, by_id.to_vec()),
         (HAND_ON, by_id.to_vec()),

@@ -128,6 +128,30 @@ fn silence_is_asked_of_others_and_by_stream_and_then_becomes_a_suspicion() {
 }
 
 #[test]
+fn an_accuser_goes_on_asking_the_accused_until_it_refutes_or_dies() {
+    let a = member("a", 10);
+    let mut detector = detector(std::slice::from_ref(&a));
+    for now in [100, 150, 200] {
+        detector.handle_timeout(ms(now));
+    }
+    outs(&mut detector);
+    let suspect = with(&a, 0, MemberState::Suspect);
+    detector.handle_changed(ms(201), changed(std::slice::from_ref(&suspect)));
+    let to_a = |detector: &mut Detector| {
+        let now = detector.period_at.unwrap();
+        detector.probe = None;
+        detector.handle_timeout(now);
+        let sent = datagrams(detector).into_iter();
+        sent.filter(|(to, _)| *to == addr(10))
+            .map(|(_, d)| d.updates[0].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(to_a(&mut detector), [suspect.clone(), suspect], "by its turn, and besides");
+    detector.handle_changed(ms(700), changed(&[with(&a, 1, MemberState::Alive)]));
+    assert_eq!(to_a(&mut detector), [member("me", 1)], "by its turn alone");
+}
+
+#[test]
 fn an_answer_counts_only_from_the_probed_id_and_not_from_an_older_boot() {
     let (a, b) = (Member { generation: Generation(5), ..member("a", 10) }, member("b", 20));
     let older = Member { generation: Generation(4), ..a.clone() };
