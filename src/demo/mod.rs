@@ -339,10 +339,11 @@ fn header(args: &DemoArgs, work: &Work, stealing: Stealing, folder: &Path, db: &
         line(
             "stealing",
             &format!(
-                "at most {} jobs at once, asked for when {} or fewer wait{}",
+                "{} jobs at most, asked for when {} or fewer wait, {} times a second from one peer{}",
                 stealing.batch,
                 stealing.threshold,
-                if args.no_latency { "" } else { ": set for these round trips" },
+                stealing.rate_limit,
+                if args.no_latency { "" } else { "; set for these round trips" },
             ),
         );
     }
