@@ -211,7 +211,7 @@ fn a_name_or_a_port_in_use_is_told() {
     let other = ["--id", "a", "--bind", "127.0.0.1:0", "--socket", "other.sock"];
     refused(&other, "node id `a` is in use: the node at 127.0.0.1:");
     let strange = [&other[..], &["--db", "other.db", "--seed", &a.gossip]].concat();
-    refused(&strange, "has this id");
+    refused(&strange, "node id `a` is in use: the node at 127.0.0.1:");
 
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let taken = udp.local_addr().expect("it is bound").to_string();
