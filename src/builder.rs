@@ -488,7 +488,7 @@ async fn open(
     deaths: &Deaths,
 ) -> Result<(StoreHandle, Option<Running>), StartError> {
     match &store.0 {
-        Kind::Shared(handle) => Ok((handle.clone(), None)),
+        Kind::Shared(handle) => Ok((StoreHandle::clone(handle), None)),
         Kind::Memory => {
             let slot = Slot::<MemoryStore>::new("MemoryStore", STORE_BOUND);
             let handle = StoreHandle::of(&slot.addr());

@@ -19,7 +19,7 @@ pub(crate) enum Kind {
         path: PathBuf,
         options: Box<SqliteOptions>,
     },
-    Shared(StoreHandle),
+    Shared(Box<StoreHandle>),
 }
 
 impl Store {
@@ -43,6 +43,6 @@ impl Store {
     /// A store that was started elsewhere, which the nodes of one process may share. Whoever started
     /// it closes it.
     pub fn shared(handle: StoreHandle) -> Self {
-        Self(Kind::Shared(handle))
+        Self(Kind::Shared(Box::new(handle)))
     }
 }

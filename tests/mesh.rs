@@ -1,4 +1,5 @@
 //! Several nodes: they find each other, share work, survive each other.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

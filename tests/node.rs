@@ -1,4 +1,5 @@
 //! One node and its user: jobs, outcomes, and what goes wrong.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -12,6 +12,7 @@
 //! thread on virtual time.
 #![forbid(unsafe_code)]
 
+pub mod credit;
 pub mod deque;
 pub mod hash_ring;
 pub mod id;

@@ -4,8 +4,8 @@
 //! against the credits that it granted, and [`CancelAll`] when the lease was lost. Sends `Start` and
 //! `Finish` to the store, [`Credit`] to the deque's owner, [`JobEvent`] to the result collector.
 //!
-//! It grants one credit more than it has slots, so that the commit of the next job's start hides
-//! behind the present one. A slot frees when the handler has returned, not when its end is
+//! It grants more credits than it has slots ([`CreditLine`]), so that the commit of a job's start hides
+//! behind the jobs that run. A slot frees when the handler has returned, not when its end is
 //! committed. Panics end the attempt, not the executor. On death the node stops.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::FutureExt;
+use meshwork_protocol::credit::CreditLine;
 use meshwork_protocol::job::{AttemptEnd, ClaimedJob, Disposition, Recorded, RetryPolicy};
-use meshwork_protocol::time::{Instant, micros};
+use meshwork_protocol::time::Instant;
 
 use crate::clock::Clock;
 use crate::fair::runner::{Attempt, Extensions, Handlers};
@@ -114,7 +115,7 @@ pub struct TenantExecutor {
     running: usize,
     /// Starting, ready or running: what a thief would have to wait for.
     in_hand: usize,
-    service: ServiceTime,
+    credits: CreditLine,
     idle_waiters: Vec<tokio::sync::oneshot::Sender<()>>,
     peers: Peers,
 }
@@ -127,7 +128,7 @@ struct Held {
 }
 
 enum Stage {
-    Starting,
+    Starting { since: Instant },
     Ready,
     Running { since: Instant, handle: tokio::task::JoinHandle<()> },
     Recording { disposition: Disposition, ran: Duration },
@@ -137,6 +138,7 @@ impl TenantExecutor {
     /// An executor with all its slots free.
     pub fn new(setup: Setup, peers: Peers) -> Self {
         Self {
+            credits: CreditLine::new(setup.slots),
             setup,
             clock: Clock,
             jobs: HashMap::new(),
@@ -144,14 +146,22 @@ impl TenantExecutor {
             ready: VecDeque::new(),
             running: 0,
             in_hand: 0,
-            service: ServiceTime::default(),
             idle_waiters: Vec::new(),
             peers,
         }
     }
 
     fn tell_load(&self) {
-        self.setup.load.set_executor(self.in_hand, self.setup.slots, self.service.us);
+        self.setup.load.set_executor(self.in_hand, self.setup.slots, self.credits.service_us());
+    }
+
+    /// So many jobs have left: others may come.
+    fn left(&mut self, jobs: usize) {
+        self.credits.give_back(jobs);
+        let more = self.credits.grant();
+        if more > 0 {
+            self.peers.credit.do_send(Credit(more));
+        }
     }
 
     fn forget(&mut self, serial: u64) {
@@ -277,7 +287,7 @@ impl Actor for TenantExecutor {
 
     fn started(&mut self, _: &mut Self::Context) {
         self.tell_load();
-        self.peers.credit.do_send(Credit(self.setup.slots + 1));
+        self.left(0);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
@@ -296,7 +306,8 @@ impl Handler<Run> for TenantExecutor {
         let serial = self.next_serial;
         self.next_serial += 1;
         let claims = vec![job.claim()];
-        let held = Held { job: Arc::new(job), waited, stolen, stage: Stage::Starting };
+        let since = self.clock.now();
+        let held = Held { job: Arc::new(job), waited, stolen, stage: Stage::Starting { since } };
         self.jobs.insert(serial, held);
         self.in_hand += 1;
         self.tell_load();
@@ -323,6 +334,9 @@ impl Handler<StartAnswered> for TenantExecutor {
 
     fn handle(&mut self, answer: StartAnswered, ctx: &mut Self::Context) {
         let Some(held) = self.jobs.get_mut(&answer.serial) else { return };
+        if let Stage::Starting { since } = held.stage {
+            self.credits.observe_start(self.clock.now().saturating_since(since));
+        }
         if answer.may_run {
             held.stage = Stage::Ready;
             self.ready.push_back(answer.serial);
@@ -331,7 +345,7 @@ impl Handler<StartAnswered> for TenantExecutor {
             self.in_hand -= 1;
             self.tell_load();
             self.forget(answer.serial);
-            self.peers.credit.do_send(Credit(1));
+            self.left(1);
         }
     }
 }
@@ -345,7 +359,7 @@ impl Handler<Returned> for TenantExecutor {
         let ran = self.clock.now().saturating_since(since);
         self.running -= 1;
         self.in_hand -= 1;
-        self.service.observe(ran);
+        self.credits.observe_service(ran);
         match end {
             Some(end) => {
                 let policy = self
@@ -360,7 +374,7 @@ impl Handler<Returned> for TenantExecutor {
             // The lease ran out: whoever reaps it runs the job again.
             None => self.forget(serial),
         }
-        self.peers.credit.do_send(Credit(1));
+        self.left(1);
         self.fill_slots(ctx);
     }
 }
@@ -396,7 +410,7 @@ impl Handler<CancelAll> for TenantExecutor {
                     handle.abort();
                     self.running -= 1;
                 }
-                Stage::Starting | Stage::Ready => {}
+                Stage::Starting { .. } | Stage::Ready => {}
             }
             freed += 1;
             self.in_hand -= 1;
@@ -404,9 +418,7 @@ impl Handler<CancelAll> for TenantExecutor {
         }
         self.ready.clear();
         self.tell_load();
-        if freed > 0 {
-            self.peers.credit.do_send(Credit(freed));
-        }
+        self.left(freed);
     }
 }
 
@@ -425,19 +437,6 @@ impl Handler<AwaitIdle> for TenantExecutor {
             // A dropped sender means that the executor is gone, and so are its jobs.
             let _ = receiver.await;
         })
-    }
-}
-
-/// Smoothed time that a job holds its slot.
-#[derive(Default)]
-struct ServiceTime {
-    us: u64,
-}
-
-impl ServiceTime {
-    fn observe(&mut self, ran: Duration) {
-        let us = micros(ran).max(1);
-        self.us = if self.us == 0 { us } else { (7 * self.us + us) / 8 };
     }
 }
 

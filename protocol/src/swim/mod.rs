@@ -177,7 +177,8 @@ pub enum Answer {
 ///
 /// The first event of a subscription is a [`MembershipEvent::Snapshot`]; each later one has an epoch
 /// one greater than the one before. A subscriber that could not keep up gets a fresh snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MembershipEvent {
     /// Who is present (alive or suspect, this node included) as of `epoch`.
