@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command.unwrap_or_else(Command::default_demo);
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_ansi(std::io::stderr().is_terminal() && !cli::no_color())
         .with_writer(std::io::stderr)
         .init();
     match command {

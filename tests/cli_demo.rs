@@ -137,6 +137,28 @@ fn every_job_has_its_outcome_and_every_digest_is_right() {
 }
 
 #[test]
+fn without_a_word_the_demo_runs_over_this_folder() {
+    let (dir, temp) = (files(20), temp());
+    let output = meshwork(temp.path()).current_dir(dir.path()).output().expect("the binary runs");
+    let stdout = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{stdout}{}", text(&output.stderr));
+    for says in [
+        "5 nodes of 4 slots, 4,000 jobs over 20 files of ., 20 ms of waiting each",
+        "emulated between regions, round trips of up to 326 ms; the database has none",
+        "idle nodes steal rather than claim",
+        "ap-southeast-1 has joined, says ",
+        "all 5 nodes see each other after",
+        " steals ",
+        "4,000 jobs: 4,000 succeeded, 0 failed, 0 lost, 0 with two outcomes",
+        "verified: each job has one outcome",
+    ] {
+        assert!(stdout.contains(says), "{says}\n{stdout}");
+    }
+    assert!(!stdout.contains('\u{1b}'), "no colors without a terminal");
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
 fn a_killed_nodes_jobs_finish_elsewhere() {
     let (dir, temp) = (files(10), temp());
     let output = meshwork(temp.path())

@@ -155,11 +155,23 @@ fn a_node_runs_jobs_is_looked_at_and_leaves_in_order() {
     assert!(table.starts_with("a: generation 1, gossip 127.0.0.1:"), "{table}");
     assert!(table.contains("store: 1 succeeded"), "{table}");
 
+    let mut watch = meshwork(temp.path(), &["status", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut watched = BufReader::new(watch.stdout.take().expect("stdout is piped"));
+    let mut line = String::new();
+    watched.read_line(&mut line).expect("it prints text");
+    assert_eq!(line, "{\"say\":\"watching\",\"re\":1}\n");
+
     let socket = node.socket.clone();
     let (code, said) = node.stop(Signal::TERM);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("left: all running jobs have ended"), "{said}");
     assert!(!socket.exists());
+    let mut rest = String::new();
+    watched.read_to_string(&mut rest).expect("it prints text");
+    assert_eq!(watch.wait().expect("it ends").code(), Some(0));
     let gone = run(temp.path(), &["status", "a"]);
     assert_eq!(gone.status.code(), Some(1));
     assert!(text(&gone.stderr).starts_with("error: no node answers at "), "{}", text(&gone.stderr));
@@ -211,7 +223,7 @@ fn a_name_or_a_port_in_use_is_told() {
     let other = ["--id", "a", "--bind", "127.0.0.1:0", "--socket", "other.sock"];
     refused(&other, "node id `a` is in use: the node at 127.0.0.1:");
     let strange = [&other[..], &["--db", "other.db", "--seed", &a.gossip]].concat();
-    refused(&strange, "has this id");
+    refused(&strange, "node id `a` is in use: the node at 127.0.0.1:");
 
     let udp = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let taken = udp.local_addr().expect("it is bound").to_string();

@@ -49,6 +49,9 @@ impl Links for LinkTable {
 }
 
 /// Passes datagrams on to the socket when they have travelled long enough.
+///
+/// Owns those under way. Receives [`Transmit`] from the prober, on the control arbiter; sends it on to
+/// `GossipSocket`. On death nothing is sent any more, and the node looks dead to the others.
 struct LinkEmulator {
     table: LinkTable,
     socket: Recipient<Transmit>,

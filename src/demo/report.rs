@@ -101,7 +101,8 @@ impl Report {
             first_steal_ms: ledger.first_steal_ms().map(tenths),
             elapsed_ms: elapsed_ms.map(tenths),
             efficiency: elapsed_ms.map(|ms| {
-                let work_ms = ledger.jobs.len() as f64 * conditions.work_ms as f64;
+                // All jobs, unless some were lost.
+                let work_ms = ledger.done as f64 * conditions.work_ms as f64;
                 (work_ms / (ms * slots as f64) * 10_000.0).round() / 10_000.0
             }),
             per_node: conditions.names.iter().zip(&ledger.nodes).map(node).collect(),

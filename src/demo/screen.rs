@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
+use crate::cli::no_color;
 use crate::cli::protocol::Change;
 use crate::demo::report::{counted, grouped};
 
@@ -60,11 +61,10 @@ impl Screen {
     pub(crate) fn new(options: ScreenOptions) -> Self {
         let terminal =
             if options.json { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let dumb = std::env::var_os("TERM").is_none_or(|t| t == "dumb");
         Self {
             options,
-            colored: terminal && !no_color && !dumb,
+            colored: terminal && !no_color() && !dumb,
             bar: ProgressBar::hidden(),
             steals: Steals::default(),
             told: HashMap::new(),
