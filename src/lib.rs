@@ -30,6 +30,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+/// Compiles and runs the program of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod builder;
 mod config;
 mod handler;

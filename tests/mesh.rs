@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use meshwork::actors::start::{Deaths, Slot};
 use meshwork::actors::store::memory::MemoryStore;
-use meshwork::actors::store::messages::StoreHandle;
+use meshwork::actors::store::messages::{Leases, Reap, StoreHandle};
 use meshwork::prelude::*;
 use meshwork::{Followed, JobEvent, JobState, MeshBuilder, MetricsSnapshot};
 use serde::{Deserialize, Serialize};
@@ -39,12 +39,16 @@ fn node(id: &str, store: &Store) -> MeshBuilder {
 
 /// A store in memory that the nodes of one test share.
 fn shared_store() -> Store {
+    Store::shared(memory_store())
+}
+
+fn memory_store() -> StoreHandle {
     let (deaths, _) = Deaths::new();
     let slot = Slot::<MemoryStore>::new("MemoryStore", 1_024);
     let handle = StoreHandle::of(&slot.addr());
     // It lives as long as the test's System: nobody stops it.
     std::mem::forget(slot.start(&actix::Arbiter::current(), &deaths, |_| MemoryStore::default()));
-    Store::shared(handle)
+    handle
 }
 
 async fn start_all(ids: &[&str], store: &Store) -> Vec<Mesh> {
@@ -209,4 +213,94 @@ async fn what_has_not_started_is_given_back_at_a_drain() {
         assert!(matches!(outcome, Outcome::Succeeded(_)), "{outcome:?}");
     }
     heir.drain(Duration::from_secs(5)).await;
+}
+
+#[actix::test]
+async fn a_node_whose_lease_was_taken_starts_anew_and_every_job_is_done() {
+    let handle = memory_store();
+    let mesh = node("stalled", &Store::shared(handle.clone())).start().await.unwrap();
+    let before = mesh.generation();
+    let accepted = mesh.enqueue_batch(naps(40, 100)).await.unwrap();
+    // What another node does when it saw the lease stand still for a term.
+    let lease = handle.leases.send(Leases).await.unwrap().unwrap().remove(0);
+    let reap = Reap { owner: lease.owner, renewals: lease.renewals };
+    let reaped = handle.reap.send(reap).await.unwrap().unwrap().expect("it is reaped");
+    assert_eq!(reaped.buffered.len() + reaped.interrupted.len(), 40 - done(&mesh).await);
+    for accepted in accepted {
+        let outcome = mesh.outcome(&Ticket::<Nap>::of(accepted.id)).await;
+        assert!(matches!(outcome, Outcome::Succeeded(_)), "{outcome:?}");
+    }
+    assert!(mesh.generation() > before, "it registered again");
+    assert_eq!(mesh.metrics().leases_lost, 1);
+    drain_all(&[mesh]).await;
+}
+
+async fn done(mesh: &Mesh) -> usize {
+    usize::try_from(mesh.counts().await.unwrap().of(JobState::Succeeded)).unwrap()
+}
+
+struct Slow {
+    seen: tokio::sync::mpsc::UnboundedSender<MembershipEvent>,
+    resume: tokio::sync::watch::Receiver<bool>,
+}
+
+impl actix::Actor for Slow {
+    type Context = actix::Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(1);
+    }
+}
+
+impl actix::Handler<MembershipChanged> for Slow {
+    type Result = ();
+
+    fn handle(&mut self, MembershipChanged(event): MembershipChanged, ctx: &mut Self::Context) {
+        use actix::{ActorFutureExt, AsyncContext, WrapFuture};
+        self.seen.send(event).unwrap();
+        // It takes nothing more until it is told to.
+        let mut resume = self.resume.clone();
+        let wait = async move {
+            resume.wait_for(|go| *go).await.unwrap();
+        };
+        ctx.wait(wait.into_actor(self).map(|(), _, _| ()));
+    }
+}
+
+#[actix::test]
+async fn a_subscriber_that_cannot_keep_up_gets_one_fresh_snapshot_and_slows_nobody() {
+    use actix::Actor;
+    let store = shared_store();
+    let first = node("first", &store).start().await.unwrap();
+    let (seen, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let (go, resume) = tokio::sync::watch::channel(false);
+    let slow = Slow { seen, resume }.start();
+    first.membership().send(Subscribe::new(slow.recipient())).await.unwrap();
+    let MembershipEvent::Snapshot { epoch, .. } = events.recv().await.unwrap() else {
+        panic!("a snapshot comes first");
+    };
+    // Many more events than the slow one has room for; others see them all the same.
+    for n in 0..4 {
+        let id = format!("guest-{n}");
+        let seed = first.gossip_addr().to_string();
+        let guest = node(&id, &store).seed(seed).start().await.unwrap();
+        all_see(&first, 2).await;
+        guest.drain(Duration::from_secs(5)).await;
+        all_see(&first, 1).await;
+    }
+    go.send(true).unwrap();
+    let mut last = epoch;
+    loop {
+        let event = events.recv().await.unwrap();
+        match &event {
+            MembershipEvent::Snapshot { epoch, .. } => {
+                assert!(*epoch > last, "a snapshot is fresh");
+                assert!(*epoch - last > 1, "and stands for what was missed");
+                break;
+            }
+            _ => assert_eq!(event.epoch(), last + 1, "in order until it fell behind"),
+        }
+        last = event.epoch();
+    }
+    first.drain(Duration::from_secs(5)).await;
 }
