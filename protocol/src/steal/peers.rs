@@ -52,7 +52,7 @@ impl Peers {
         }
     }
 
-    /// How busy this node is, with what is on its way here.
+    /// How busy this node is.
     pub(super) fn set_own(&mut self, own: Load) {
         self.own = own;
     }

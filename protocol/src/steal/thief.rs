@@ -4,6 +4,10 @@
 //! way; what is not in use goes back at once ([`Effect::RoomBack`]). The thief stays hungry: when it
 //! hears of work worth a trip, it asks for room again ([`Effect::WantRoom`]).
 //!
+//! While a transfer is under way it asks nobody: only what comes tells whether the deque is still
+//! low, and a victim answers a peer only so often. However a transfer ends, its unused room goes back
+//! and, if somebody is worth asking, the deque decides whether it lends again.
+//!
 //! With nobody worth asking it registers with its lifelines, one request each, and is silent: a mesh
 //! with no work sends no steal traffic.
 //!
@@ -157,6 +161,7 @@ struct Ask {
 pub struct Thief {
     config: StealConfig,
     rng: fastrand::Rng,
+    /// When it last looked whom to ask: a peer whose return lies after that is still waited for.
     now: Instant,
     peers: Peers,
     asks: BTreeMap<NodeId, Ask>,
@@ -223,6 +228,7 @@ impl Thief {
     pub fn handle_idle(&mut self, now: Instant, room: usize, own: Load) {
         self.now = now;
         self.own = own;
+        self.peers.set_own(own);
         self.room_wanted = false;
         self.hungry = room > 0;
         self.room += room;
@@ -243,8 +249,8 @@ impl Thief {
 
     /// A peer's load, as gossip brings it.
     pub fn handle_load(&mut self, now: Instant, report: &LoadReport) {
-        self.now = now;
         if self.peers.observe(report) && report.load.stealable > 0 {
+            self.now = now;
             self.pursue();
         }
     }
@@ -264,11 +270,11 @@ impl Thief {
         seq: u32,
         answer: Result<Offer, AskError>,
     ) {
-        self.now = now;
         if self.asks.get(victim).is_none_or(|ask| ask.seq != seq) {
             return;
         }
         let Some(ask) = self.asks.remove(victim) else { return };
+        self.now = now;
         self.room += ask.max;
         match answer {
             Ok(offer) => self.take_offer(victim, &ask, offer),
@@ -295,6 +301,7 @@ impl Thief {
             }
             Err(effect) => self.effects.extend(effect),
         }
+        self.pursue();
     }
 
     /// The store listed the unstarted claims that this node holds. When it did not, the reading back
@@ -314,6 +321,7 @@ impl Thief {
         {
             self.conclude(&key, concluded);
         }
+        self.pursue();
     }
 
     /// Counts overdue answers as lost, and asks again whom it avoided.
@@ -334,7 +342,10 @@ impl Thief {
         for next in self.transfers.handle_timeout(now) {
             match next {
                 Ok(read_back) => self.effects.push_back(read_back),
-                Err(given_up) => self.room += given_up,
+                Err(given_up) => {
+                    self.room += given_up;
+                    self.give_back();
+                }
             }
         }
         self.pursue();
@@ -348,6 +359,7 @@ impl Thief {
         self.room += asked + self.transfers.clear();
         self.peers.unregister();
         self.give_back();
+        self.pursue();
     }
 
     /// Asks nobody from now on; transfers under way are followed to their end.
@@ -356,7 +368,7 @@ impl Thief {
     }
 
     fn may_ask(&self) -> bool {
-        self.hungry && !self.closed
+        self.hungry && !self.closed && self.transfers.is_empty()
     }
 
     fn take_offer(&mut self, victim: &NodeId, ask: &Ask, offer: Offer) {
@@ -389,11 +401,11 @@ impl Thief {
             self.effects.push_back(Effect::Push { jobs, from: from.clone() });
         }
         self.effects.push_back(Effect::Settle { victim: from, offer: key.1, taken });
-        self.pursue();
+        self.give_back();
     }
 
     /// The next peer to ask, and among how many it was chosen; a lifeline when there is nobody
-    /// better, and nothing that may still come of what is under way.
+    /// better, and no victim that may still offer something.
     fn choose(&mut self) -> Option<(NodeId, usize, bool)> {
         let mut candidates = self.peers.candidates(self.now);
         candidates.retain(|(id, _)| !self.asks.contains_key(id));
@@ -401,7 +413,7 @@ impl Thief {
         if let Some(i) = better_of_two(&mut self.rng, &prospects) {
             return Some((candidates.swap_remove(i).0, prospects.len(), false));
         }
-        if !self.transfers.is_empty() || self.asks.values().any(|ask| !ask.lifeline) {
+        if self.asks.values().any(|ask| !ask.lifeline) {
             return None;
         }
         let lifelines = self.peers.lifelines(self.now);
@@ -411,9 +423,6 @@ impl Thief {
 
     /// Uses the room in hand, gives back the rest, and asks for more where there is use for it.
     fn pursue(&mut self) {
-        let coming: usize = self.transfers.jobs();
-        let queued = self.own.queued.saturating_add(u32::try_from(coming).unwrap_or(u32::MAX));
-        self.peers.set_own(Load { queued, ..self.own });
         while self.may_ask() && self.asks.len() < self.config.asks_max {
             if self.room == 0 && self.room_wanted {
                 break;
@@ -559,6 +568,23 @@ mod tests {
         let mut it = thief(&["b"]);
         it.handle_load(at_ms(0), &load("b", 1, 100));
         assert_eq!(idle(&mut it, 0, 4), [ask("b", 1, 4)]);
+        offer_two(&mut it);
+        it
+    }
+
+    /// The same, but before "b" answered it asked "c" for 3.
+    fn offered_while_asking() -> Thief {
+        let mut it = thief(&["b", "c"]);
+        it.handle_load(at_ms(0), &load("b", 1, 100));
+        assert_eq!(idle(&mut it, 0, 4), [ask("b", 1, 4)]);
+        it.handle_load(at_ms(10), &load("c", 1, 100));
+        assert_eq!(effects(&mut it), [Effect::WantRoom]);
+        assert_eq!(idle(&mut it, 10, 3), [ask("c", 2, 3)]);
+        offer_two(&mut it);
+        it
+    }
+
+    fn offer_two(it: &mut Thief) {
         it.handle_offer(at_ms(20), &node("b"), 1, offer(1, 7, vec![job(1), job(2)]));
         let transfer = Effect::Transfer {
             victim: boot("b"),
@@ -566,10 +592,7 @@ mod tests {
             claims: vec![claim(1, 1), claim(2, 1)],
             fetch: vec![],
         };
-        assert_eq!(effects(&mut it), [transfer, ask("b", 2, 2)]);
-        it.handle_offer(at_ms(40), &node("b"), 2, Err(AskError::Broken));
-        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 2 }]);
-        it
+        assert_eq!(effects(it), [transfer, Effect::RoomBack { room: 2 }]);
     }
 
     fn settle(taken: &[u64]) -> Effect {
@@ -586,9 +609,59 @@ mod tests {
         let mut it = offered();
         it.handle_transferred(at_ms(41), &boot("b"), 7, Ok(vec![moved(2, 2), moved(9, 2)]));
         let got = pushed(vec![claimed(spec(2), 2)]);
-        assert_eq!(effects(&mut it), [got, settle(&[2]), Effect::RoomBack { room: 1 }]);
-        let counted = StealCounters { steals_initiated: 2, steals_succeeded: 1, jobs_stolen_in: 1 };
+        let rest = Effect::RoomBack { room: 1 };
+        assert_eq!(effects(&mut it), [got, settle(&[2]), rest, Effect::WantRoom]);
+        let counted = StealCounters { steals_initiated: 1, steals_succeeded: 1, jobs_stolen_in: 1 };
         assert_eq!(it.counters(), counted);
+    }
+
+    #[test]
+    fn nobody_is_asked_until_the_deque_saw_what_came_and_lent_again() {
+        let mut it = thief(&["b"]);
+        it.handle_load(at_ms(0), &load("b", 1, 60));
+        assert_eq!(idle(&mut it, 0, 64), [ask("b", 1, 16), Effect::RoomBack { room: 48 }]);
+        it.handle_offer(at_ms(20), &node("b"), 1, offer(1, 7, (1..=16).map(job).collect()));
+        let [Effect::Transfer { .. }] = effects(&mut it)[..] else { panic!("a transfer") };
+        it.handle_hint(at_ms(21), &node("b"), 44);
+        it.handle_load(at_ms(22), &load("b", 2, 44));
+        it.handle_timeout(at_ms(23));
+        assert_eq!(effects(&mut it), [], "nor is room wanted");
+        assert_eq!(idle(&mut it, 24, 24), [Effect::RoomBack { room: 24 }]);
+
+        let came = (1..=15).map(|n| moved(n, 2)).collect();
+        it.handle_transferred(at_ms(30), &boot("b"), 7, Ok(came));
+        let got = pushed((1..=15).map(|n| claimed(spec(n), 2)).collect());
+        let settled = settle(&(1..=15).collect::<Vec<u64>>());
+        let rest = Effect::RoomBack { room: 1 };
+        assert_eq!(effects(&mut it), [got, settled, rest, Effect::WantRoom]);
+        it.handle_hint(at_ms(31), &node("b"), 44);
+        assert_eq!(effects(&mut it), []);
+        assert_eq!(idle(&mut it, 32, 0), [], "the deque is not low");
+        it.handle_hint(at_ms(33), &node("b"), 44);
+        assert_eq!(effects(&mut it), []);
+        assert_eq!(it.counters().steals_initiated, 1);
+        assert_eq!(idle(&mut it, 40, 24), [ask("b", 2, 16), Effect::RoomBack { room: 8 }]);
+    }
+
+    #[test]
+    fn requests_that_are_out_stay_out_during_a_transfer() {
+        let mut it = offered_while_asking();
+        it.handle_offer(at_ms(30), &node("c"), 2, offer(2, 8, vec![job(3)]));
+        let transfer = Effect::Transfer {
+            victim: boot("c"),
+            offer: 8,
+            claims: vec![claim(3, 1)],
+            fetch: vec![],
+        };
+        assert_eq!(effects(&mut it), [transfer, Effect::RoomBack { room: 2 }]);
+        it.handle_transferred(at_ms(40), &boot("b"), 7, Ok(vec![moved(1, 2)]));
+        let got = pushed(vec![claimed(spec(1), 2)]);
+        let rest = Effect::RoomBack { room: 1 };
+        assert_eq!(effects(&mut it), [got, settle(&[1]), rest], "another is under way");
+        it.handle_transferred(at_ms(50), &boot("c"), 8, Ok(vec![moved(3, 2)]));
+        let got = Effect::Push { jobs: vec![claimed(spec(3), 2)], from: node("c") };
+        let settled = Effect::Settle { victim: node("c"), offer: 8, taken: vec![id(3)] };
+        assert_eq!(effects(&mut it), [got, settled, Effect::WantRoom]);
     }
 
     #[test]
@@ -665,22 +738,19 @@ mod tests {
         read(&mut it);
         it.handle_read_back(at_ms(60), &boot("b"), 7, Err(TransferError::Unknown));
         assert_eq!(effects(&mut it), []);
-        it.handle_timeout(it.poll_timeout().unwrap());
-        assert_eq!(effects(&mut it), [Effect::WantRoom], "b is not avoided any more");
-        idle(&mut it, 700, 0);
         assert_eq!(it.poll_timeout(), Some(at_ms(2_050)));
         it.handle_timeout(at_ms(2_050));
         read(&mut it);
         let held = vec![claim(1, 3), claim(2, 2), claim(5, 2)];
         it.handle_read_back(at_ms(2_060), &boot("b"), 7, Ok(held));
         let got = pushed(vec![claimed(spec(2), 2)]);
-        assert_eq!(effects(&mut it), [got, settle(&[2]), Effect::RoomBack { room: 1 }]);
+        let rest = Effect::RoomBack { room: 1 };
+        assert_eq!(effects(&mut it), [got, settle(&[2]), rest, Effect::WantRoom]);
     }
 
     #[test]
     fn a_transfer_that_is_not_answered_is_read_back_too_and_its_late_answer_counts() {
         let mut it = offered();
-        idle(&mut it, 50, 0);
         it.handle_timeout(at_ms(2_020));
         let [Effect::ReadBack { .. }] = effects(&mut it)[..] else { panic!("a reading back") };
         for error in [TransferError::Unknown, TransferError::Undone] {
@@ -689,7 +759,7 @@ mod tests {
         }
         it.handle_transferred(at_ms(2_100), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
         let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
-        assert_eq!(effects(&mut it), [got, settle(&[1, 2])]);
+        assert_eq!(effects(&mut it), [got, settle(&[1, 2]), Effect::WantRoom]);
         it.handle_read_back(at_ms(2_200), &boot("b"), 7, Ok(vec![claim(1, 2), claim(2, 2)]));
         assert_eq!(effects(&mut it), [], "each job is pushed once");
     }
@@ -697,13 +767,13 @@ mod tests {
     #[test]
     fn a_transfer_that_cannot_be_read_back_is_forgotten_in_the_end() {
         let mut it = offered();
-        idle(&mut it, 50, 0);
         for _ in 0..READ_BACK_TRIES_MAX {
             it.handle_timeout(it.poll_timeout().unwrap());
             let [Effect::ReadBack { .. }] = effects(&mut it)[..] else { panic!("a reading back") };
         }
         it.handle_timeout(it.poll_timeout().unwrap());
-        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 2 }], "and nothing is settled");
+        let rest = Effect::RoomBack { room: 2 };
+        assert_eq!(effects(&mut it), [rest, Effect::WantRoom], "and nothing is settled");
         assert_eq!(it.poll_timeout(), None);
     }
 
@@ -711,7 +781,8 @@ mod tests {
     fn a_transfer_that_was_not_done_returns_all_to_the_victim() {
         let mut it = offered();
         it.handle_transferred(at_ms(50), &boot("b"), 7, Err(TransferError::Undone));
-        assert_eq!(effects(&mut it), [settle(&[]), Effect::RoomBack { room: 2 }]);
+        let rest = Effect::RoomBack { room: 2 };
+        assert_eq!(effects(&mut it), [settle(&[]), rest, Effect::WantRoom]);
     }
 
     #[test]
@@ -737,12 +808,13 @@ mod tests {
 
     #[test]
     fn the_death_of_a_victim_frees_its_request_and_leaves_its_transfers_alone() {
-        let mut it = offered();
-        assert_eq!(idle(&mut it, 700, 3), [ask("b", 3, 3)]);
-        let dead = Member { state: MemberState::Dead, ..member("b") };
-        it.handle_membership(at_ms(710), &MembershipEvent::Died { epoch: 2, member: dead });
+        let mut it = offered_while_asking();
+        for name in ["b", "c"] {
+            let member = Member { state: MemberState::Dead, ..member(name) };
+            it.handle_membership(at_ms(710), &MembershipEvent::Died { epoch: 2, member });
+        }
         assert_eq!(effects(&mut it), [Effect::RoomBack { room: 3 }]);
-        it.handle_offer(at_ms(720), &node("b"), 3, offer(3, 8, vec![job(3)]));
+        it.handle_offer(at_ms(720), &node("c"), 2, offer(2, 8, vec![job(3)]));
         assert_eq!(effects(&mut it), []);
         it.handle_transferred(at_ms(730), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
         let got = pushed(vec![claimed(spec(1), 2), claimed(spec(2), 2)]);
@@ -751,12 +823,11 @@ mod tests {
 
     #[test]
     fn a_lost_lease_forgets_everything_under_way() {
-        let mut it = offered();
-        assert_eq!(idle(&mut it, 700, 3), [ask("b", 3, 3)]);
+        let mut it = offered_while_asking();
         it.clear();
-        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 5 }]);
+        assert_eq!(effects(&mut it), [Effect::RoomBack { room: 5 }, Effect::WantRoom]);
         it.handle_transferred(at_ms(730), &boot("b"), 7, Ok(vec![moved(1, 2), moved(2, 2)]));
-        it.handle_offer(at_ms(730), &node("b"), 3, offer(3, 8, vec![job(3)]));
+        it.handle_offer(at_ms(730), &node("c"), 2, offer(2, 8, vec![job(3)]));
         assert_eq!(effects(&mut it), []);
         it.close();
         assert_eq!(idle(&mut it, 800, 3), [Effect::RoomBack { room: 3 }]);
@@ -795,7 +866,7 @@ mod tests {
         it.handle_load(at_ms(1_000), &load("b", 2, 2));
         idle(&mut it, 1_000, 1);
         let first = it.counters().steals_initiated;
-        it.handle_offer(at_ms(1_020), &node("b"), 3, offer(3, 0, vec![]));
+        it.handle_offer(at_ms(1_020), &node("b"), 2, offer(2, 0, vec![]));
         effects(&mut it);
         it.handle_load(at_ms(1_100), &load("b", 3, 2));
         it.handle_load(at_ms(1_100), &LoadReport { generation: Generation(2), ..load("b", 4, 50) });
@@ -954,10 +1025,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever arrives, in whatever order, no room is made or lost, no job is pushed twice, and
-        /// what is under way ends.
+        /// Whatever arrives, in whatever order, no room is made or lost, no job is pushed twice,
+        /// nobody is asked during a transfer, no one worth asking is forgotten, and what is under way
+        /// ends.
         #[test]
-        fn room_is_conserved(inputs in prop::collection::vec((0u8..9, 0u8..3, 0u8..8), 1..80)) {
+        fn room_is_conserved(inputs in prop::collection::vec((0u8..10, 0u8..3, 0u8..8), 1..80)) {
             let mut it = thief(&["b", "c", "d"]);
             let names = ["b", "c", "d"];
             let (mut now, mut version, mut offers, mut lent) = (0, 0, 0, 0);
@@ -967,6 +1039,7 @@ mod tests {
             for (what, who, n) in inputs {
                 let name = names[usize::from(who)];
                 now += u64::from(n) * 100;
+                let was_moving = !it.transfers.is_empty();
                 match what {
                     0 => {
                         let room = usize::from(n);
@@ -995,6 +1068,7 @@ mod tests {
                         it.handle_transferred(at_ms(now), &victim, number, answer);
                     }
                     7 => it.handle_timeout(at_ms(now)),
+                    9 if n == 0 => it.clear(),
                     _ => {
                         let state = if n < 4 { MemberState::Dead } else { MemberState::Alive };
                         let member = Member { state, ..member(name) };
@@ -1003,7 +1077,10 @@ mod tests {
                 }
                 for effect in effects(&mut it) {
                     match effect {
-                        Effect::Ask { victim, seq, .. } => open.push((victim.id, seq)),
+                        Effect::Ask { victim, seq, .. } => {
+                            prop_assert!(!was_moving && it.transfers.is_empty());
+                            open.push((victim.id, seq));
+                        }
                         Effect::Transfer { victim, offer, claims, .. } => {
                             transfers.push((victim, offer, claims));
                         }
@@ -1019,6 +1096,9 @@ mod tests {
                 }
                 let asks: usize = it.asks.values().map(|ask| ask.max).sum();
                 prop_assert!(it.asks.len() <= 2 && it.room == 0 && asks <= lent);
+                if it.may_ask() && !it.room_wanted && it.asks.len() < 2 {
+                    prop_assert_eq!(it.choose(), None);
+                }
             }
             it.close();
             while let Some(at) = it.poll_timeout() {

@@ -78,11 +78,6 @@ impl Transfers {
         self.under_way.is_empty()
     }
 
-    /// Jobs that the transfers under way may bring.
-    pub(super) fn jobs(&self) -> usize {
-        self.under_way.values().map(|transfer| transfer.jobs.len()).sum()
-    }
-
     pub(super) fn contains(&self, key: &Key) -> bool {
         self.under_way.contains_key(key)
     }
@@ -155,7 +150,7 @@ impl Transfers {
 
     /// Forgets all transfers; returns the room that was kept for them.
     pub(super) fn clear(&mut self) -> usize {
-        let kept = self.jobs();
+        let kept = self.under_way.values().map(|transfer| transfer.jobs.len()).sum();
         self.under_way.clear();
         kept
     }
