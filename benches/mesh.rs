@@ -136,7 +136,7 @@ async fn convergence() -> (Vec<f64>, u64) {
                 times.push(ms);
             }
             Err(_) => {
-                eprintln!("convergence {run} of {CONVERGENCE_RUNS}: not in {CONVERGENCE_LIMIT:?}")
+                eprintln!("convergence {run} of {CONVERGENCE_RUNS}: not in {CONVERGENCE_LIMIT:?}");
             }
         }
         for node in &nodes {

@@ -15,7 +15,8 @@ use meshwork_actors::mesh::gossip_socket;
 use meshwork_actors::mesh::links::{Dialler, connect, expect_frame, write_frame};
 use meshwork_actors::start::{Deaths, Running, Slot};
 use meshwork_actors::store::memory::MemoryStore;
-use meshwork_actors::store::messages::{LeaseOf, Register, StoreError, StoreHandle};
+use meshwork_actors::store::messages::{LeaseOf, Register, Registered, StoreError, StoreHandle};
+use meshwork_actors::work::deque_owner::KnownHandlers;
 use meshwork_actors::work::enqueue::Job;
 use meshwork_protocol::id::{Generation, HandlerName, NameError, NodeId};
 use meshwork_protocol::swim::{Answer, Ask};
@@ -236,6 +237,9 @@ impl MeshBuilder {
     }
 
     /// Jobs that run here at once. Default: the number of processors. 0: this node only enqueues.
+    ///
+    /// Handlers are polled by one thread: what keeps it busy for long belongs in
+    /// `tokio::task::spawn_blocking`.
     pub fn slots(mut self, slots: usize) -> Self {
         self.config.slots = slots;
         self
@@ -265,7 +269,7 @@ impl MeshBuilder {
         self
     }
 
-    /// Whether this node steals. Default yes.
+    /// Whether this node steals, and is stolen from. Default yes.
     pub fn stealing(mut self, steals: bool) -> Self {
         self.config.stealing = steals;
         self
@@ -322,8 +326,9 @@ impl MeshBuilder {
         on_system_arbiter().await?;
 
         if self.config.slots == 0 {
-            // A node that runs nothing claims and steals nothing.
+            // A node that runs nothing claims nothing and steals nothing.
             self.config.stealing = false;
+            self.config.buffer = 0;
         }
         let bind = |what, addr| move |source| StartError::Bind { what, addr, source };
         let gossip = gossip_socket::bind(checked.bind).map_err(bind("bind", checked.bind))?;
@@ -335,7 +340,7 @@ impl MeshBuilder {
 
         let arbiters = Arbiters::new(&self.placement).map_err(StartError::Arbiter)?;
         let (deaths, reports) = Deaths::new();
-        let opened = open(&self.store, &arbiters, &deaths).await;
+        let opened = open(&self.store, &arbiters, &deaths, self.config.lease_term).await;
         let (store, own_store) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -353,7 +358,7 @@ impl MeshBuilder {
             dialler.as_ref(),
             &self.store,
         );
-        let (generation, registered_at) = match registered.await {
+        let (registered, registered_at) = match registered.await {
             Ok(registered) => registered,
             Err(error) => {
                 if let Some(own_store) = own_store {
@@ -364,8 +369,14 @@ impl MeshBuilder {
             }
         };
 
-        let identity =
-            Arc::new(Identity::new(mesh_id, checked.id.clone(), advertised_gossip, generation));
+        let identity = Arc::new(Identity::new(
+            mesh_id,
+            checked.id.clone(),
+            advertised_gossip,
+            registered.generation,
+        ));
+        self.config.seeds.sort();
+        self.config.seeds.dedup();
         let seeds = self.config.seeds.len();
         let parts = Parts {
             config: self.config,
@@ -381,6 +392,7 @@ impl MeshBuilder {
             extensions,
             links: self.links,
             registered_at,
+            registered,
             deaths,
             reports,
         };
@@ -412,11 +424,16 @@ impl MeshBuilder {
             System::new().block_on(async move {
                 let started = self.start().await;
                 let mesh = started.as_ref().ok().cloned();
-                // A caller who has given up wants no node.
-                if sender.send(started).is_ok()
-                    && let Some(mesh) = mesh
-                {
-                    mesh.stopped().await;
+                let wanted = sender.send(started).is_ok();
+                match mesh {
+                    Some(mesh) if wanted => {
+                        mesh.stopped().await;
+                    }
+                    // A caller who has given up wants no node.
+                    Some(mesh) => {
+                        mesh.drain(Duration::ZERO).await;
+                    }
+                    None => {}
                 }
             });
         });
@@ -424,11 +441,10 @@ impl MeshBuilder {
         receiver.await.unwrap_or(Err(StartError::Stopped(crate::StopReason::SystemEnded)))
     }
 
-    #[allow(clippy::type_complexity, reason = "the pair is taken apart at once")]
     fn handlers(
         &mut self,
         extensions: &Extensions,
-    ) -> Result<(Arc<Handlers>, Arc<dyn Fn(&HandlerName) -> bool + Send + Sync>), StartError> {
+    ) -> Result<(Arc<Handlers>, KnownHandlers), StartError> {
         let mut handlers = Handlers::new();
         for Registration { name, runner, missing } in std::mem::take(&mut self.jobs) {
             let handler = HandlerName::new(name)
@@ -443,8 +459,14 @@ impl MeshBuilder {
         let handlers = Arc::new(handlers);
         let elsewhere = std::mem::take(&mut self.elsewhere);
         let here = handlers.clone();
-        let known =
-            move |name: &HandlerName| here.contains_key(name) || elsewhere.contains(name.as_str());
+        let runs_jobs = self.config.slots > 0;
+        let known = move |name: &HandlerName| {
+            if here.contains_key(name) {
+                Some(runs_jobs)
+            } else {
+                elsewhere.contains(name.as_str()).then_some(false)
+            }
+        };
         Ok((handlers, Arc::new(known)))
     }
 }
@@ -486,6 +508,7 @@ async fn open(
     store: &Store,
     arbiters: &Arbiters,
     deaths: &Deaths,
+    lease_term: Duration,
 ) -> Result<(StoreHandle, Option<Running>), StartError> {
     match &store.0 {
         Kind::Shared(handle) => Ok((StoreHandle::clone(handle), None)),
@@ -498,7 +521,9 @@ async fn open(
         #[cfg(feature = "sqlite")]
         Kind::Sqlite { path, options } => {
             use meshwork_actors::store::sqlite::SqliteStore;
-            let (path, options) = (path.clone(), options.clone());
+            let (path, mut options) = (path.clone(), options.clone());
+            // A batch that waits longer than this for other writers would cost the lease.
+            options.busy_wait = options.busy_wait.min(lease_term / 3);
             let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&path, &options));
             let sqlite = opened
                 .await
@@ -520,7 +545,7 @@ async fn register(
     gossip: SocketAddr,
     dialler: &dyn Dialler,
     kind: &Store,
-) -> Result<(Generation, meshwork_protocol::time::Instant), StartError> {
+) -> Result<(Registered, meshwork_protocol::time::Instant), StartError> {
     let stopped = |_| StartError::Store(StoreError::Stopped);
     let last = store.lease_of.send(LeaseOf { node: id.clone() }).await.map_err(stopped)??;
     if let Some(row) = last
@@ -539,7 +564,7 @@ async fn register(
     let registered_at = Clock.now();
     let register = Register { node: id.clone(), at_least, gossip: Some(gossip) };
     let registered = store.register.send(register).await.map_err(stopped)??;
-    Ok((registered.generation, registered_at))
+    Ok((registered, registered_at))
 }
 
 /// Whether a node of this name answers at `holder`.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use meshwork_protocol::id::{NameError, NodeId};
 use meshwork_protocol::lease::LeaseConfig;
-use meshwork_protocol::limits::STEAL_BATCH_MAX;
+use meshwork_protocol::limits::{
+    DEQUE_CAPACITY_MAX, SEEDS_MAX, STEAL_BATCH_MAX, STEAL_RATE_MAX, VIRTUAL_NODES_MAX,
+};
 use meshwork_protocol::swim::config::SwimConfig;
 
 /// Everything that can be set, with the defaults of the text.
@@ -87,10 +89,12 @@ impl Config {
             }
         };
         range("slots", self.slots, 0, 1 << 16)?;
-        range("buffer", self.buffer, 1, 1 << 20)?;
+        range("buffer", self.buffer, 1, DEQUE_CAPACITY_MAX)?;
         range("steal_threshold", self.steal_threshold, 0, self.buffer)?;
         range("max_steal_batch", self.max_steal_batch, 1, STEAL_BATCH_MAX)?;
-        range("virtual_nodes", self.virtual_nodes as usize, 1, 10_000)?;
+        range("virtual_nodes", self.virtual_nodes as usize, 1, VIRTUAL_NODES_MAX as usize)?;
+        range("steal_rate_limit", self.steal_rate_limit as usize, 0, STEAL_RATE_MAX as usize)?;
+        range("seeds", self.seeds.len(), 0, SEEDS_MAX)?;
         if self.poll_interval < Duration::from_millis(10) {
             return Err(ConfigError::PollIntervalTooShort(self.poll_interval));
         }
@@ -168,7 +172,7 @@ fn address(what: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
 }
 
 /// A seed is an address or a host with a port. Names are resolved when they are dialled.
-fn check_seed(text: &str) -> Result<(), ConfigError> {
+pub(crate) fn check_seed(text: &str) -> Result<(), ConfigError> {
     if text.parse::<SocketAddr>().is_ok_and(|addr| addr.port() != 0) {
         return Ok(());
     }
@@ -206,7 +210,7 @@ mod tests {
         assert_eq!(
             check(|c| {
                 open(c);
-                c.advertise = Some("10.0.0.1:1".into())
+                c.advertise = Some("10.0.0.1:1".into());
             }),
             "fine"
         );

@@ -1,7 +1,7 @@
 //! A running node, as its user holds it.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -29,9 +29,11 @@ use meshwork_protocol::id::{Generation, JobId, NodeId};
 use meshwork_protocol::job::Recorded;
 use meshwork_protocol::load::Load;
 use meshwork_protocol::swim::MembershipEvent;
+use meshwork_protocol::time::Instant;
 use tokio::sync::{mpsc, watch};
 
 use crate::builder::{MeshBuilder, StartError};
+use crate::config::{ConfigError, check_seed};
 use crate::placement::Arbiters;
 use crate::wiring::{Wired, WiringRecord};
 
@@ -52,9 +54,9 @@ struct Inner {
     store: StoreHandle,
     seeds: usize,
     wired: Handles,
-    draining: Mutex<Option<watch::Receiver<Option<DrainReport>>>>,
-    stop: watch::Sender<Option<StopReason>>,
-    stopped: watch::Receiver<Option<StopReason>>,
+    /// The limit of the first drain.
+    drain: watch::Sender<Option<Duration>>,
+    stopped: watch::Receiver<Option<Stopped>>,
 }
 
 struct Handles {
@@ -62,9 +64,6 @@ struct Handles {
     members: Addr<MembershipStore>,
     ring_keeper: Addr<RingKeeper>,
     deque: Addr<DequeOwner>,
-    stealer: Recipient<CloseStealer>,
-    await_idle: Recipient<AwaitIdle>,
-    cancel: Recipient<CancelAll>,
     outcomes: Recipient<Await>,
     follow: Recipient<Follow>,
     table: Arc<arc_swap::ArcSwap<MemberTable>>,
@@ -122,8 +121,8 @@ pub enum OutcomeError {
     Stopped,
 }
 
-/// How a drain went.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How a drain went; all is false and zero where the node died before it was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
     /// Whether every handler that was running returned in time.
@@ -156,14 +155,23 @@ impl Mesh {
 
     pub(crate) fn new(started: Started) -> Self {
         let Started { identity, gossip, steal, store, own_store, seeds, wired, arbiters } = started;
-        let (stop, stop_requested) = watch::channel(None);
+        let (drain, drain_requested) = watch::channel(None);
         let (stopped_sender, stopped) = watch::channel(None);
         let end = End {
+            identity: identity.clone(),
             running: wired.running,
+            drain: Drain {
+                store: store.clone(),
+                deque: wired.deque.clone().recipient(),
+                stealer: wired.stealer.recipient(),
+                await_idle: wired.executor.clone().recipient(),
+                cancel: wired.executor.recipient(),
+                leave: wired.members.clone().recipient(),
+            },
             arbiters,
             store: own_store.map(|running| (running, store.close.clone())),
             faults: wired.stop.clone(),
-            requested: stop_requested,
+            requested: drain_requested,
             stopped: stopped_sender,
         };
         actix::spawn(end.run());
@@ -172,9 +180,6 @@ impl Mesh {
             members: wired.members,
             ring_keeper: wired.ring_keeper,
             deque: wired.deque,
-            stealer: wired.stealer.recipient(),
-            await_idle: wired.executor.clone().recipient(),
-            cancel: wired.executor.recipient(),
             outcomes: wired.collector.clone().recipient(),
             follow: wired.collector.recipient(),
             table: wired.table,
@@ -184,17 +189,7 @@ impl Mesh {
             joining: wired.joining,
             faults: wired.stop,
         };
-        Self(Arc::new(Inner {
-            identity,
-            gossip,
-            steal,
-            store,
-            seeds,
-            wired,
-            draining: Mutex::new(None),
-            stop,
-            stopped,
-        }))
+        Self(Arc::new(Inner { identity, gossip, steal, store, seeds, wired, drain, stopped }))
     }
 
     /// The node's name.
@@ -237,7 +232,10 @@ impl Mesh {
     /// # Errors
     /// [`EnqueueError`]; where it is retryable, sending the same `Enqueue` again is safe.
     pub async fn enqueue<J: Job>(&self, enqueue: Enqueue<J>) -> Result<Ticket<J>, EnqueueError> {
-        self.0.wired.deque.send(enqueue).await.unwrap_or(Err(EnqueueError::Stopping))
+        if !self.0.wired.deque.connected() {
+            return Err(EnqueueError::Stopping);
+        }
+        self.0.wired.deque.send(enqueue).await.unwrap_or(Err(StoreError::Stopped.into()))
     }
 
     /// Accepts many jobs: all are stored when this returns, or none.
@@ -245,8 +243,11 @@ impl Mesh {
     /// # Errors
     /// As [`Mesh::enqueue`].
     pub async fn enqueue_batch(&self, jobs: Vec<Request>) -> Result<Vec<Accepted>, EnqueueError> {
+        if !self.0.wired.deque.connected() {
+            return Err(EnqueueError::Stopping);
+        }
         let sent = self.0.wired.deque.send(EnqueueBatch(jobs));
-        sent.await.unwrap_or(Err(EnqueueError::Stopping))
+        sent.await.unwrap_or(Err(StoreError::Stopped.into()))
     }
 
     /// Waits until the job has ended, wherever it runs, and says what it came to.
@@ -340,59 +341,29 @@ impl Mesh {
     }
 
     /// Tries these seeds too: `host:port` each.
-    pub fn join(&self, seeds: Vec<String>) {
+    ///
+    /// # Errors
+    /// [`ConfigError::Seed`] when one is no such thing; none is tried then.
+    pub fn join(&self, seeds: Vec<String>) -> Result<(), ConfigError> {
+        seeds.iter().try_for_each(|seed| check_seed(seed))?;
         self.0.wired.members.do_send(JoinSeeds(seeds));
+        Ok(())
     }
 
     /// Ends the node in order: accept nothing more, give back what has not started, let handlers
     /// return until `limit`, leave the mesh, retire the lease, stop.
     ///
-    /// May be called more than once; every caller gets the report of the first.
+    /// It goes on when the caller does not wait for it. May be called more than once: the first
+    /// limit counts, and every caller gets the same report.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
-        let (report, first) = {
-            let mut draining = self.0.draining.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*draining {
-                Some(report) => (report.clone(), None),
-                None => {
-                    let (sender, receiver) = watch::channel(None);
-                    *draining = Some(receiver.clone());
-                    (receiver, Some(sender))
-                }
-            }
-        };
-        if let Some(sender) = first {
-            let report = self.drain_once(limit).await;
-            self.0.stop.send_replace(Some(StopReason::Drained));
-            // The arbiters may end under the caller, so the end is not awaited without a bound.
-            let _ = tokio::time::timeout(limit.max(STOP_LIMIT), self.stopped()).await;
-            sender.send_replace(Some(report.clone()));
-            return report;
-        }
-        let mut report = report;
-        let gone = DrainReport { finished: false, released: 0, retired: false };
-        report.wait_for(Option::is_some).await.ok().and_then(|r| r.clone()).unwrap_or(gone)
-    }
-
-    async fn drain_once(&self, limit: Duration) -> DrainReport {
-        let Inner { wired, store, identity, .. } = &*self.0;
-        wired.stealer.do_send(CloseStealer);
-        let claims = wired.deque.send(CloseDeque).await.unwrap_or_default();
-        let owner = identity.owner();
-        let release = store.release.send(Release { owner: owner.clone(), claims });
-        let released = release.await.ok().and_then(Result::ok).unwrap_or(0);
-        let finished = tokio::time::timeout(limit, wired.await_idle.send(AwaitIdle)).await.is_ok();
-        if !finished {
-            wired.cancel.do_send(CancelAll);
-        }
-        // A mesh that hears no goodbye finds out by probing.
-        let _ = tokio::time::timeout(STOP_LIMIT, wired.members.send(Leave)).await;
-        let retired = store.retire.send(Retire { owner }).await;
-        let requeued = retired.ok().and_then(Result::ok);
-        DrainReport {
-            finished,
-            released: released + requeued.unwrap_or(0),
-            retired: requeued.is_some(),
-        }
+        self.0.drain.send_if_modified(|requested| {
+            let first = requested.is_none();
+            requested.get_or_insert(limit);
+            first
+        });
+        let mut stopped = self.0.stopped.clone();
+        let report = stopped.wait_for(Option::is_some).await.ok().and_then(|s| s.clone());
+        report.and_then(|stopped| stopped.drained).unwrap_or_default()
     }
 
     /// Waits until a seed has answered, or none has within `limit`.
@@ -422,12 +393,12 @@ impl Mesh {
     /// Waits until the node has stopped, and says why it did.
     pub async fn stopped(&self) -> StopReason {
         let mut stopped = self.0.stopped.clone();
-        let reason = stopped.wait_for(Option::is_some).await.ok().and_then(|r| r.clone());
-        reason.unwrap_or(StopReason::SystemEnded)
+        let stopped = stopped.wait_for(Option::is_some).await.ok().and_then(|s| s.clone());
+        stopped.map_or(StopReason::SystemEnded, |stopped| stopped.reason)
     }
 }
 
-/// Time that actors have to end once they were told.
+/// Time that each step of an end has, where the caller sets none.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 impl std::fmt::Debug for Mesh {
@@ -436,23 +407,65 @@ impl std::fmt::Debug for Mesh {
     }
 }
 
-/// Ends a node, whatever the cause.
+/// How a node ended.
+#[derive(Clone)]
+struct Stopped {
+    reason: StopReason,
+    drained: Option<DrainReport>,
+}
+
+/// Ends a node, whatever the cause. It is a task of its own, so that no caller who loses patience
+/// leaves a node half ended; and it outlives the handles, so that dropping them ends nothing.
 struct End {
+    identity: Arc<Identity>,
     running: Vec<Running>,
+    drain: Drain,
     arbiters: Arbiters,
     /// The store that this node started: the last to end.
     store: Option<(Running, Recipient<Close>)>,
     faults: watch::Receiver<Option<StopReason>>,
-    requested: watch::Receiver<Option<StopReason>>,
-    stopped: watch::Sender<Option<StopReason>>,
+    requested: watch::Receiver<Option<Duration>>,
+    stopped: watch::Sender<Option<Stopped>>,
+}
+
+/// Whom a drain asks.
+struct Drain {
+    store: StoreHandle,
+    deque: Recipient<CloseDeque>,
+    stealer: Recipient<CloseStealer>,
+    await_idle: Recipient<AwaitIdle>,
+    cancel: Recipient<CancelAll>,
+    leave: Recipient<Leave>,
 }
 
 impl End {
     async fn run(mut self) {
-        let reason = tokio::select! {
-            reason = first(&mut self.faults) => reason,
-            reason = first(&mut self.requested) => reason,
+        let requested = async {
+            match self.requested.wait_for(Option::is_some).await {
+                Ok(limit) => *limit,
+                // The handles are gone, and the node lives on.
+                Err(_) => std::future::pending().await,
+            }
         };
+        let (mut reason, limit) = tokio::select! {
+            fault = self.faults.wait_for(Option::is_some) => {
+                let fault = fault.ok().and_then(|fault| fault.clone());
+                (fault.unwrap_or_else(overseer_died), None)
+            }
+            limit = requested => (StopReason::Drained, limit),
+        };
+        let mut drained = None;
+        if let Some(limit) = limit {
+            tokio::select! {
+                report = Self::drain(&self.drain, &self.identity, &mut self.running, limit) => {
+                    drained = Some(report);
+                }
+                fault = self.faults.wait_for(Option::is_some) => {
+                    let fault = fault.ok().and_then(|fault| fault.clone());
+                    reason = fault.unwrap_or_else(overseer_died);
+                }
+            }
+        }
         for actor in self.running.into_iter().rev() {
             end_actor(actor).await;
         }
@@ -462,8 +475,48 @@ impl End {
             end_actor(store).await;
         }
         self.arbiters.stop();
-        self.stopped.send_replace(Some(reason.unwrap_or(StopReason::SystemEnded)));
+        self.stopped.send_replace(Some(Stopped { reason, drained }));
     }
+
+    async fn drain(
+        drain: &Drain,
+        identity: &Identity,
+        running: &mut Vec<Running>,
+        limit: Duration,
+    ) -> DrainReport {
+        let owner = identity.owner();
+        drain.stealer.do_send(CloseStealer);
+        let claims = within(STOP_LIMIT, drain.deque.send(CloseDeque)).await.unwrap_or_default();
+        let release = drain.store.release.send(Release { owner: owner.clone(), claims });
+        let released = within(STOP_LIMIT, release).await.and_then(Result::ok).unwrap_or(0);
+        let finished = within(limit, drain.await_idle.send(AwaitIdle)).await.is_some();
+        if !finished {
+            within(STOP_LIMIT, drain.cancel.send(CancelAll)).await;
+        }
+        // From here no handler is polled, and nobody registers a new boot of a node that leaves.
+        if let Some(at) = running.iter().position(|actor| actor.name() == "LeaseKeeper") {
+            end_actor(running.remove(at)).await;
+        }
+        identity.set_lease_deadline(Instant::ZERO);
+        // A mesh that hears no goodbye finds out by probing.
+        within(STOP_LIMIT, drain.leave.send(Leave)).await;
+        let retire = drain.store.retire.send(Retire { owner });
+        let requeued = within(STOP_LIMIT, retire).await.and_then(Result::ok);
+        DrainReport {
+            finished,
+            released: released + requeued.unwrap_or(0),
+            retired: requeued.is_some(),
+        }
+    }
+}
+
+/// The answer, if it comes in time and the actor lives.
+async fn within<T, E>(limit: Duration, answer: impl Future<Output = Result<T, E>>) -> Option<T> {
+    tokio::time::timeout(limit, answer).await.ok().and_then(Result::ok)
+}
+
+fn overseer_died() -> StopReason {
+    StopReason::ActorDied { actor: "Overseer".into(), reason: "it ended".into() }
 }
 
 async fn end_actor(actor: Running) {
@@ -471,9 +524,4 @@ async fn end_actor(actor: Running) {
     if tokio::time::timeout(STOP_LIMIT, actor.stop()).await.is_err() {
         tracing::error!(actor = name, "it does not stop: its arbiter is blocked");
     }
-}
-
-/// The first reason that is given; none when nobody is left to give one.
-async fn first(reasons: &mut watch::Receiver<Option<StopReason>>) -> Option<StopReason> {
-    reasons.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone())
 }

@@ -22,9 +22,9 @@ use meshwork_actors::mesh::swim_prober::{self, SwimProber};
 use meshwork_actors::metrics::Metrics;
 use meshwork_actors::overseer::{Joining, Overseer, StopReason};
 use meshwork_actors::start::{Death, Deaths, Running, Slot};
-use meshwork_actors::store::messages::StoreHandle;
+use meshwork_actors::store::messages::{Registered, StoreHandle};
 use meshwork_actors::subscribers::MemberTable;
-use meshwork_actors::work::deque_owner::{self, DequeOwner};
+use meshwork_actors::work::deque_owner::{self, DequeOwner, KnownHandlers};
 use meshwork_actors::work::lease_keeper::{self, LeaseKeeper};
 use meshwork_actors::work::prefetcher::{self, Prefetcher};
 use meshwork_actors::work::result_collector::{self, ResultCollector};
@@ -32,7 +32,7 @@ use meshwork_actors::work::steal_listener::{self, StealListener};
 use meshwork_actors::work::stealer::{self, Stealer};
 use meshwork_protocol::deque::{DequeConfig, Dispatcher};
 use meshwork_protocol::hash_ring::HashRing;
-use meshwork_protocol::id::{HandlerName, Incarnation};
+use meshwork_protocol::id::Incarnation;
 use meshwork_protocol::lease::LeaseConfig;
 use meshwork_protocol::prefetch::{self, PrefetchConfig};
 use meshwork_protocol::steal::{RateLimit, StealConfig, Thief};
@@ -122,9 +122,11 @@ pub(crate) struct Parts {
     pub(crate) steal: TcpListener,
     pub(crate) store: StoreHandle,
     pub(crate) handlers: Arc<Handlers>,
-    pub(crate) known_handlers: Arc<dyn Fn(&HandlerName) -> bool + Send + Sync>,
+    pub(crate) known_handlers: KnownHandlers,
     pub(crate) extensions: Extensions,
     pub(crate) links: Arc<dyn Links>,
+    /// What the registration of this boot brought.
+    pub(crate) registered: Registered,
     /// When the registration was sent: the lease counts from here.
     pub(crate) registered_at: Instant,
     /// Where actors report their end, the store's included.
@@ -315,9 +317,10 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         metrics: metrics.clone(),
         config: parts.lease,
         registered_at: parts.registered_at,
+        registered: parts.registered,
         seed: fastrand::u64(..),
     };
-    let limit = RateLimit::new(if config.stealing { config.steal_rate_limit } else { u32::MAX });
+    let limit = RateLimit::new(config.steal_rate_limit);
 
     let addresses = (
         slots.members.addr(),
@@ -340,6 +343,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
             metrics: metrics.clone(),
             load: load.clone(),
             ring: ring.clone(),
+            table: table.clone(),
             known_handlers: parts.known_handlers.clone(),
         };
         move |_| DequeOwner::new(dispatcher, setup, deque_peers)

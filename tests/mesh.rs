@@ -304,3 +304,66 @@ async fn a_subscriber_that_cannot_keep_up_gets_one_fresh_snapshot_and_slows_nobo
     }
     first.drain(Duration::from_secs(5)).await;
 }
+
+#[actix::test]
+async fn a_node_without_slots_enqueues_and_runs_nothing() {
+    let store = shared_store();
+    let front = node("front", &store).slots(0).start().await.unwrap();
+    let seed = front.gossip_addr().to_string();
+    // It does not steal, so what it runs it has claimed.
+    let back = node("back", &store).seed(seed).stealing(false).start().await.unwrap();
+    all_see(&front, 2).await;
+    for enqueue in [Enqueue::new(&Nap { ms: 0 }), Enqueue::new(&Nap { ms: 0 }).pinned()] {
+        let ticket = front.enqueue(enqueue).await.unwrap();
+        assert_eq!(front.outcome(&ticket).await, Outcome::Succeeded("back".into()));
+    }
+    assert_eq!(front.metrics().jobs_started, 0);
+    drain_all(&[front, back]).await;
+}
+
+#[derive(Serialize, Deserialize)]
+struct Rare;
+
+impl Job for Rare {
+    const NAME: &'static str = "rare";
+    type Output = u32;
+}
+
+async fn rare(_: Rare, cx: JobContext) -> Result<u32, JobError> {
+    Ok(cx.attempt())
+}
+
+#[actix::test]
+async fn a_job_that_reaches_a_node_without_its_handler_costs_no_attempt() {
+    let store = shared_store();
+    // It accepts the job, claims it, and cannot run it; the only node that can comes later.
+    let without = node("without", &store).job_elsewhere::<Rare>().start().await.unwrap();
+    let enqueue = Enqueue::new(&Rare).max_attempts(1);
+    let ticket = without.enqueue(enqueue).await.unwrap();
+    let seed = without.gossip_addr().to_string();
+    let with = node("with", &store).job(rare).seed(seed).start().await.unwrap();
+    assert_eq!(without.outcome(&ticket).await, Outcome::Succeeded(1));
+    drain_all(&[without, with]).await;
+}
+
+#[actix::test]
+async fn a_node_outlives_its_handle_and_a_drain_its_caller() {
+    let store = shared_store();
+    let first = node("first", &store).start().await.unwrap();
+    let guest = node("guest", &store).seed(first.gossip_addr().to_string()).start().await.unwrap();
+    all_see(&first, 2).await;
+    let mut events = first.events();
+    drop(guest);
+    // Many periods pass, and nobody misses it.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(first.members().present().count(), 2);
+
+    let accepted = first.enqueue_batch(naps(4, 300)).await.unwrap();
+    let impatient =
+        tokio::time::timeout(Duration::from_millis(50), first.drain(Duration::from_secs(10)));
+    assert!(impatient.await.is_err(), "the naps take longer");
+    let report = first.drain(Duration::ZERO).await;
+    assert!(report.finished && report.retired, "the first limit counts: {report:?}");
+    while events.next().await.is_some() {}
+    drop(accepted);
+}

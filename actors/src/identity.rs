@@ -56,9 +56,13 @@ impl Identity {
         Sender { node: self.node.clone(), generation: self.generation() }
     }
 
-    /// Whether claims still hold at `now`. Read before every poll of a handler.
-    pub fn lease_holds(&self, now: Instant) -> bool {
-        now.as_micros() < self.lease_deadline_us.load(Ordering::Acquire)
+    /// Whether claims of `generation` still hold at `now`. Read before every poll of a handler.
+    ///
+    /// The deadline is read first: one that belongs to a newer generation was published after that
+    /// generation was, and so is seen with it.
+    pub fn lease_holds(&self, generation: Generation, now: Instant) -> bool {
+        let deadline = self.lease_deadline_us.load(Ordering::Acquire);
+        now.as_micros() < deadline && self.generation() == generation
     }
 
     /// Only the keeper of the lease sets it.

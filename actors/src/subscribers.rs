@@ -66,40 +66,63 @@ pub struct Subscribers {
 struct Row {
     sink: Sink,
     behind: bool,
+    /// The last event that it has seen, or that its snapshot includes.
+    epoch: u64,
+}
+
+impl Row {
+    /// Returns whether the subscriber is still there.
+    fn offer(&mut self, event: MembershipEvent) -> bool {
+        let epoch = event.epoch();
+        match self.sink.offer(event) {
+            Offered::Taken => {
+                self.epoch = epoch;
+                self.behind = false;
+                true
+            }
+            Offered::Full => {
+                self.behind = true;
+                true
+            }
+            Offered::Gone => false,
+        }
+    }
 }
 
 impl Subscribers {
     /// Adds a subscriber; `snapshot` is its first event.
     pub fn add(&mut self, sink: Sink, snapshot: MembershipEvent) {
+        self.rows.retain(|row| !row.sink.is_gone());
+        let epoch = snapshot.epoch();
         match sink.offer(snapshot) {
             Offered::Gone => {}
-            Offered::Taken => self.rows.push(Row { sink, behind: false }),
-            Offered::Full => self.rows.push(Row { sink, behind: true }),
+            Offered::Taken => self.rows.push(Row { sink, behind: false, epoch }),
+            Offered::Full => self.rows.push(Row { sink, behind: true, epoch }),
         }
     }
 
-    /// Passes an event on; `snapshot` is as of this event.
+    /// Passes an event on. `snapshot` is as of this event or a later one: whoever got it has no need
+    /// of the events before.
     pub fn publish(&mut self, event: &MembershipEvent, snapshot: impl Fn() -> MembershipEvent) {
         self.rows.retain_mut(|row| {
-            let offered =
-                if row.behind { row.sink.offer(snapshot()) } else { row.sink.offer(event.clone()) };
-            row.behind = matches!(offered, Offered::Full);
-            !matches!(offered, Offered::Gone)
+            if row.behind {
+                row.offer(snapshot())
+            } else if event.epoch() > row.epoch {
+                row.offer(event.clone())
+            } else {
+                true
+            }
         });
     }
 
     /// Tries again those that fell behind, and forgets those that are gone; returns whether any is
     /// still behind.
     pub fn retry(&mut self, snapshot: impl Fn() -> MembershipEvent) -> bool {
-        self.rows.retain_mut(|row| {
-            if row.behind {
-                let offered = row.sink.offer(snapshot());
-                row.behind = matches!(offered, Offered::Full);
-                !matches!(offered, Offered::Gone)
-            } else {
-                !row.sink.is_gone()
-            }
-        });
+        self.rows.retain_mut(
+            |row| {
+                if row.behind { row.offer(snapshot()) } else { !row.sink.is_gone() }
+            },
+        );
         self.any_behind()
     }
 
@@ -177,6 +200,19 @@ mod tests {
         subscribers.publish(&died(6), || snapshot(6));
         let got: Vec<_> = std::iter::from_fn(|| slow.try_recv().ok()).collect();
         assert_eq!(got, [snapshot(5), died(6)]);
+    }
+
+    #[test]
+    fn events_that_a_snapshot_includes_are_not_told_again() {
+        let mut subscribers = Subscribers::default();
+        let (sender, mut receiver) = mpsc::channel(8);
+        // Three events came at once: the table is at the last when the first is published.
+        subscribers.add(Sink::Channel(sender), snapshot(3));
+        for epoch in 1..=4 {
+            subscribers.publish(&died(epoch), || snapshot(4));
+        }
+        let got: Vec<_> = std::iter::from_fn(|| receiver.try_recv().ok()).collect();
+        assert_eq!(got, [snapshot(3), died(4)]);
     }
 
     #[test]

@@ -127,7 +127,9 @@ fn service(setup: &Setup, mesh: &Mesh, links: LinkTable) -> Service {
                 both.into_iter().for_each(|addr| links.set(addr, one_way));
             }
         }
-        joiner.join(seeds);
+        if let Err(error) = joiner.join(seeds) {
+            tracing::error!(%error, "the parent named a seed that is none");
+        }
     };
     Service::with_start(mesh.clone(), Rc::new(start))
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::FutureExt;
 use meshwork_protocol::credit::CreditLine;
+use meshwork_protocol::id::Generation;
 use meshwork_protocol::job::{AttemptEnd, ClaimedJob, Disposition, Recorded, RetryPolicy};
 use meshwork_protocol::time::Instant;
 
@@ -28,12 +29,15 @@ use crate::identity::Identity;
 use crate::load_cell::LoadCell;
 use crate::metrics::Metrics;
 use crate::start::panic_text;
-use crate::store::messages::{Ended, Finish, Start, StoreError, StoreHandle};
+use crate::store::messages::{Ended, Finish, Release, Start, StoreError, StoreHandle};
 use crate::work::deque_owner::Credit;
 use crate::work::job_events::JobEvent;
 
 /// Delay before an end that could not be recorded is recorded again.
 const RECORD_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long a job that no handler here can run is kept before it is given back.
+const FOREIGN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Run this job, against one credit.
 #[derive(Message)]
@@ -52,7 +56,7 @@ pub struct Run {
 #[rtype(result = "()")]
 pub struct CancelAll;
 
-/// How many jobs are here, in whatever state; answered when that is zero if `idle` is set.
+/// Answered when no job is here any more, in whatever state.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct AwaitIdle;
@@ -122,6 +126,8 @@ pub struct TenantExecutor {
 
 struct Held {
     job: Arc<ClaimedJob>,
+    /// The boot whose claim it is.
+    generation: Generation,
     waited: Duration,
     stolen: bool,
     stage: Stage,
@@ -164,6 +170,18 @@ impl TenantExecutor {
         }
     }
 
+    /// A job that this node has no handler for is another's to run: it costs no attempt. It is kept
+    /// for a while, so that it does not come straight back.
+    fn give_back(&mut self, job: &ClaimedJob, ctx: &mut Context<Self>) {
+        let handler = &job.spec.handler;
+        tracing::warn!(%handler, job = %job.spec.id, "no such handler here: the job is given back");
+        let release = Release { owner: self.setup.identity.owner(), claims: vec![job.claim()] };
+        ctx.run_later(FOREIGN_PAUSE, move |executor, _| {
+            executor.peers.store.release.do_send(release);
+            executor.left(1);
+        });
+    }
+
     fn forget(&mut self, serial: u64) {
         self.jobs.remove(&serial);
         if self.jobs.is_empty() {
@@ -193,6 +211,7 @@ impl TenantExecutor {
         let runner = self.setup.handlers.get(&held.job.spec.handler).cloned();
         let leased = Leased {
             identity: self.setup.identity.clone(),
+            generation: held.generation,
             clock: self.clock,
             // The handler's own code runs inside the future, so its panics are caught too.
             inner: async move {
@@ -303,15 +322,21 @@ impl Handler<Run> for TenantExecutor {
     type Result = ();
 
     fn handle(&mut self, Run { job, waited, stolen }: Run, ctx: &mut Self::Context) {
+        if !self.setup.handlers.contains_key(&job.spec.handler) {
+            self.give_back(&job, ctx);
+            return;
+        }
         let serial = self.next_serial;
         self.next_serial += 1;
         let claims = vec![job.claim()];
         let since = self.clock.now();
-        let held = Held { job: Arc::new(job), waited, stolen, stage: Stage::Starting { since } };
+        let owner = self.setup.identity.owner();
+        let generation = owner.generation;
+        let stage = Stage::Starting { since };
+        let held = Held { job: Arc::new(job), generation, waited, stolen, stage };
         self.jobs.insert(serial, held);
         self.in_hand += 1;
         self.tell_load();
-        let owner = self.setup.identity.owner();
         let start = self.peers.store.start.send(Start { owner, claims });
         let me = ctx.address();
         actix::spawn(async move {
@@ -371,8 +396,14 @@ impl Handler<Returned> for TenantExecutor {
                 held.stage = Stage::Recording { disposition, ran };
                 self.record(serial, ctx);
             }
-            // The lease ran out: whoever reaps it runs the job again.
-            None => self.forget(serial),
+            // The lease ran out, and the handler is dropped: unless another node has the job by now,
+            // it can be queued again at once.
+            None => {
+                let error = "the lease ran out".to_owned();
+                let disposition = Disposition::RetryAfter { delay: Duration::ZERO, error };
+                held.stage = Stage::Recording { disposition, ran };
+                self.record(serial, ctx);
+            }
         }
         self.left(1);
         self.fill_slots(ctx);
@@ -443,6 +474,7 @@ impl Handler<AwaitIdle> for TenantExecutor {
 /// A handler that is polled only while the lease holds; `None` when it ran out.
 struct Leased {
     identity: Arc<Identity>,
+    generation: Generation,
     clock: Clock,
     inner: Pin<Box<dyn Future<Output = AttemptEnd>>>,
 }
@@ -451,7 +483,7 @@ impl Future for Leased {
     type Output = Option<AttemptEnd>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Cx<'_>) -> Poll<Self::Output> {
-        if !self.identity.lease_holds(self.clock.now()) {
+        if !self.identity.lease_holds(self.generation, self.clock.now()) {
             return Poll::Ready(None);
         }
         self.inner.as_mut().poll(cx).map(Some)

@@ -3,7 +3,7 @@
 //! Owns the deque, offers in transit, credits. Receives [`Enqueue`] and [`EnqueueBatch`] from users,
 //! [`PushSorted`], [`RoomBack`], [`LendRoom`] and [`SpillDrained`] from the prefetcher and the
 //! stealer, [`LowWater`] from the stealer, [`Credit`] from executors, [`Surrender`] and [`Settle`]
-//! from the steal listener, [`ClearDeque`] and [`KnownClaims`] from the lease keeper,
+//! from the steal listener, [`ClearDeque`] and [`UnknownClaims`] from the lease keeper,
 //! [`MembershipChanged`], [`CloseDeque`] from the node. Sends `Insert`, `Retake` and `Release` to the
 //! store, [`Run`] to the executor, [`Idle`] and [`Nudged`] to the prefetcher, hints to peers. On
 //! death the node stops.
@@ -35,7 +35,7 @@ use crate::start::{Alarm, Timed};
 use crate::store::messages::{
     Insert, Inserted, NewJob, Release, Retake, StoreError, StoreHandle, StoreResult,
 };
-use crate::subscribers::MembershipChanged;
+use crate::subscribers::{MemberTable, MembershipChanged};
 use crate::work::enqueue::{Accepted, Enqueue, EnqueueBatch, EnqueueError, Job, Request, Ticket};
 
 /// Jobs whose insert may be under way at once; past it callers are told to come back.
@@ -113,7 +113,7 @@ pub struct ClearDeque;
 /// Which of these claims does the deque not know?
 #[derive(Message)]
 #[rtype(result = "Vec<Claim>")]
-pub struct KnownClaims(pub Vec<Claim>);
+pub struct UnknownClaims(pub Vec<Claim>);
 
 /// Accept and hand out nothing more; the answer is what is left, to be released.
 #[derive(Message)]
@@ -166,9 +166,15 @@ pub struct Setup {
     pub load: Arc<LoadCell>,
     /// Whose a key is.
     pub ring: Arc<ArcSwap<HashRing>>,
+    /// Who else there is.
+    pub table: Arc<ArcSwap<MemberTable>>,
     /// Handlers that jobs may name.
-    pub known_handlers: Arc<dyn Fn(&HandlerName) -> bool + Send + Sync>,
+    pub known_handlers: KnownHandlers,
 }
+
+/// Whether a handler of this name runs here (`Some(true)`), on other nodes (`Some(false)`), or is
+/// unknown.
+pub type KnownHandlers = Arc<dyn Fn(&HandlerName) -> Option<bool> + Send + Sync>;
 
 /// The actor.
 pub struct DequeOwner {
@@ -259,9 +265,10 @@ impl DequeOwner {
         requests
             .into_iter()
             .map(|request| {
-                if !(self.setup.known_handlers)(&request.handler) {
+                if (self.setup.known_handlers)(&request.handler).is_none() {
                     return Err(EnqueueError::UnknownHandler(request.handler));
                 }
+                request.check()?;
                 Ok(Arc::new(JobSpec {
                     id: request.id,
                     handler: request.handler,
@@ -288,6 +295,9 @@ impl DequeOwner {
         if self.closed {
             return refuse(EnqueueError::Stopping);
         }
+        if requests.len() > INSERTS_MAX {
+            return refuse(EnqueueError::BatchTooLarge(requests.len()));
+        }
         if self.inserting + requests.len() > INSERTS_MAX {
             return refuse(EnqueueError::Busy(self.inserting));
         }
@@ -297,8 +307,14 @@ impl DequeOwner {
         };
         let ring = self.setup.ring.load();
         let me = &self.setup.identity.node;
-        let owner_of = |spec: &JobSpec| owner_of(&ring, spec).unwrap_or(me).clone();
-        let plans = self.dispatcher.plan_insert(&specs, owner_of, unix_ms());
+        let place = |spec: &JobSpec| match owner_of(&ring, spec) {
+            Some(owner) if owner == me && !self.runs(&spec.handler) => self.someone_else(),
+            Some(owner) => owner.clone(),
+            None => me.clone(),
+        };
+        let places: HashMap<JobId, NodeId> =
+            specs.iter().map(|spec| (spec.id, place(spec))).collect();
+        let plans = self.dispatcher.plan_insert(&specs, |spec| places[&spec.id].clone(), unix_ms());
         let planned: Vec<(Arc<JobSpec>, Plan)> = specs.into_iter().zip(plans).collect();
         self.inserting += planned.len();
         let jobs = planned
@@ -315,8 +331,22 @@ impl DequeOwner {
         Box::pin(async move {
             let answer = insert.await.unwrap_or(Err(StoreError::Stopped));
             let accepted = me.send(InsertAnswered { planned, answer }).await;
-            accepted.unwrap_or(Err(EnqueueError::Stopping))
+            // The store has answered, and nobody here can say what.
+            accepted.unwrap_or(Err(EnqueueError::Store(StoreError::Stopped)))
         })
+    }
+
+    fn runs(&self, handler: &HandlerName) -> bool {
+        (self.setup.known_handlers)(handler) == Some(true)
+    }
+
+    /// Any other member, for a job that this node accepts and cannot run.
+    fn someone_else(&self) -> NodeId {
+        let table = self.setup.table.load();
+        let me = &self.setup.identity.node;
+        let others: Vec<&NodeId> =
+            table.present().map(|member| &member.id).filter(|id| *id != me).collect();
+        fastrand::choice(others).unwrap_or(me).clone()
     }
 }
 
@@ -534,12 +564,12 @@ impl Handler<ClearDeque> for DequeOwner {
     }
 }
 
-impl Handler<KnownClaims> for DequeOwner {
-    type Result = MessageResult<KnownClaims>;
+impl Handler<UnknownClaims> for DequeOwner {
+    type Result = MessageResult<UnknownClaims>;
 
     fn handle(
         &mut self,
-        KnownClaims(mut claims): KnownClaims,
+        UnknownClaims(mut claims): UnknownClaims,
         _: &mut Self::Context,
     ) -> Self::Result {
         claims.retain(|claim| !self.dispatcher.knows(&claim.job));

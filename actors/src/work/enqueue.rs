@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::unix_ms;
 use crate::store::messages::StoreError;
+use crate::work::deque_owner::INSERTS_MAX;
 
 /// A kind of job: its arguments, the name of its handler, and what that returns.
 ///
@@ -53,6 +54,9 @@ pub enum EnqueueError {
     /// The arguments cannot be written as JSON.
     #[error("the arguments cannot be written as JSON: {0}")]
     NotJson(String),
+    /// More jobs than one batch may have.
+    #[error("a batch of {0} jobs, at most {INSERTS_MAX} are allowed: send several")]
+    BatchTooLarge(usize),
     /// Too many enqueues wait for the store. Try again.
     #[error("the node is busy: {0} jobs wait to be stored")]
     Busy(usize),
@@ -69,6 +73,8 @@ impl EnqueueError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Busy(_) => true,
+            // A node that lost its lease registers anew, and goes on.
+            Self::Store(StoreError::LeaseLost(_)) => true,
             Self::Store(error) => error.is_retryable(),
             _ => false,
         }
@@ -160,8 +166,11 @@ impl<J: Job> Enqueue<J> {
     /// Not before this long from now.
     #[must_use]
     pub fn run_after(self, delay: Duration) -> Self {
-        let now = SystemTime::now();
-        self.run_at(now.checked_add(delay).unwrap_or(now))
+        let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.change(|request| {
+            request.run_at_ms = unix_ms().saturating_add(delay_ms);
+            Ok(())
+        })
     }
 
     /// Attempts before it is given up, at least 1; 5 without this.
@@ -249,6 +258,19 @@ impl Request {
             max_attempts: MAX_ATTEMPTS_DEFAULT,
             pinned: false,
         })
+    }
+}
+
+impl Request {
+    /// Whether a request, however it was made, may be accepted.
+    pub(crate) fn check(&self) -> Result<(), EnqueueError> {
+        if self.arguments.len() > ARGUMENT_BYTES_MAX {
+            return Err(EnqueueError::ArgumentsTooLarge(self.arguments.len()));
+        }
+        match &self.key {
+            Some(key) if key.len() > KEY_BYTES_MAX => Err(EnqueueError::KeyTooLong(key.len())),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use crate::store::messages::{
     StoreHandle, StoreResult,
 };
 use crate::subscribers::MembershipChanged;
-use crate::work::deque_owner::{ClearDeque, KnownClaims, PushSorted};
+use crate::work::deque_owner::{ClearDeque, PushSorted, UnknownClaims};
 use crate::work::job_events::JobEvent;
 use crate::work::stealer::ForgetSteals;
 
@@ -62,7 +62,7 @@ pub struct Peers {
     /// `DequeOwner`.
     pub clear: Recipient<ClearDeque>,
     /// `DequeOwner`.
-    pub known: Recipient<KnownClaims>,
+    pub known: Recipient<UnknownClaims>,
     /// `DequeOwner`.
     pub push: Recipient<PushSorted>,
     /// `Stealer`.
@@ -81,7 +81,9 @@ pub struct Setup {
     pub metrics: Arc<Metrics>,
     /// How long leases hold.
     pub config: LeaseConfig,
-    /// When the registration of the present boot was sent.
+    /// What the registration of the present boot brought.
+    pub registered: Registered,
+    /// When that registration was sent.
     pub registered_at: Instant,
     /// Spreads the scans of many nodes.
     pub seed: u64,
@@ -94,6 +96,8 @@ pub struct LeaseKeeper {
     config: LeaseConfig,
     /// None while a new generation is being registered.
     keeper: Option<Keeper>,
+    /// What the first registration requeued, until it is told.
+    before: Option<Registered>,
     observer: Observer,
     orphans: Orphans,
     clock: Clock,
@@ -104,7 +108,7 @@ pub struct LeaseKeeper {
 impl LeaseKeeper {
     /// The keeper of the lease that was registered at `setup.registered_at`.
     pub fn new(setup: Setup, peers: Peers) -> Self {
-        let Setup { identity, metrics, config, registered_at, seed } = setup;
+        let Setup { identity, metrics, config, registered, registered_at, seed } = setup;
         let clock = Clock;
         let now = clock.now();
         let keeper = Keeper::new(config, registered_at);
@@ -113,6 +117,7 @@ impl LeaseKeeper {
             observer: Observer::new(config, identity.owner(), seed, now),
             orphans: Orphans::new(config, now),
             keeper: Some(keeper),
+            before: Some(registered),
             identity,
             metrics,
             config,
@@ -191,7 +196,9 @@ impl LeaseKeeper {
                 let known = self.peers.known.clone();
                 actix::spawn(async move {
                     let Ok(Ok(listed)) = list.await else { return };
-                    let Ok(unknown) = known.send(KnownClaims(listed.clone())).await else { return };
+                    let Ok(unknown) = known.send(UnknownClaims(listed.clone())).await else {
+                        return;
+                    };
                     me.do_send(Answered::Listed { owner, listed, unknown });
                 });
             }
@@ -211,10 +218,31 @@ impl LeaseKeeper {
     fn start_anew(&mut self, at_least: Generation, ctx: &mut Context<Self>) {
         self.keeper = None;
         self.identity.set_lease_deadline(Instant::ZERO);
-        self.peers.cancel.do_send(CancelAll);
         self.peers.clear.do_send(ClearDeque);
         self.peers.forget.do_send(ForgetSteals);
-        self.register(at_least, ctx);
+        // Registering gives this node's jobs to others: no handler may be polled after that.
+        let cancelled = self.peers.cancel.send(CancelAll).into_actor(self);
+        ctx.spawn(cancelled.map(move |_, keeper, ctx| keeper.register(at_least, ctx)));
+    }
+
+    /// What an older boot of this node had, and a registration requeued.
+    fn requeued_before(&self, registered: Registered) {
+        let Registered { generation: _, requeued, dead } = registered;
+        if requeued.is_empty() && dead.is_empty() {
+            return;
+        }
+        self.metrics.jobs_requeued.add(requeued.len());
+        tracing::warn!(
+            jobs = requeued.len(),
+            dead = dead.len(),
+            "an older boot's jobs are requeued"
+        );
+        self.peers.events.do_send(JobEvent::Requeued {
+            from: self.identity.owner(),
+            buffered: requeued,
+            interrupted: Vec::new(),
+            dead,
+        });
     }
 
     fn register(&self, at_least: Generation, ctx: &Context<Self>) {
@@ -248,6 +276,9 @@ impl Actor for LeaseKeeper {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
+        if let Some(registered) = self.before.take() {
+            self.requeued_before(registered);
+        }
         self.dispatch(ctx);
     }
 }
@@ -315,6 +346,7 @@ impl Handler<Answered> for LeaseKeeper {
                 let generation = registered.generation;
                 tracing::info!(%generation, "a new generation is registered");
                 self.identity.set_generation(generation);
+                self.requeued_before(registered);
                 self.keeper = Some(Keeper::new(self.config, sent_at));
                 self.observer.handle_registered(self.identity.owner());
                 self.orphans = Orphans::new(self.config, now);

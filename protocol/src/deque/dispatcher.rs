@@ -33,7 +33,8 @@ use crate::wire::stream::Offer;
 /// What a deque's owner may be told to do otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DequeConfig {
-    /// Jobs that the node holds claimed and unstarted, 1 to [`DEQUE_CAPACITY_MAX`]. More keeps
+    /// Jobs that the node holds claimed and unstarted, up to [`DEQUE_CAPACITY_MAX`]; 0 on a
+    /// node that runs none. More keeps
     /// executors busy through a slow store; less leaves more for nodes that are free sooner.
     pub capacity: usize,
     /// At or below so many queued jobs the node looks for more.
@@ -201,7 +202,7 @@ impl Dispatcher {
     /// count as the nearest inside.
     pub fn new(me: NodeId, config: DequeConfig) -> Self {
         let config = DequeConfig {
-            capacity: config.capacity.clamp(1, DEQUE_CAPACITY_MAX),
+            capacity: config.capacity.min(DEQUE_CAPACITY_MAX),
             max_steal_batch: config.max_steal_batch.clamp(1, STEAL_BATCH_MAX),
             lifelines_max: config.lifelines_max.min(LIFELINES_MAX),
             ..config
@@ -279,7 +280,8 @@ impl Dispatcher {
 
     /// Decides how `jobs` are to be inserted, and reserves room for those to be claimed.
     ///
-    /// A job belongs to the node that `owner_of` its key says, or without a key to this one. It is
+    /// A job belongs to the node that `owner_of` says: its key's owner, or without a key the node that
+    /// accepted it if that can run it. It is
     /// inserted claimed if that is this node, it is due at `now_unix_ms`, room can be reserved, and
     /// nothing of this node of the same or a higher priority is known to wait in the store: it would
     /// overtake that. Every plan comes back in [`Self::handle_inserted`], whatever became of it.
@@ -291,7 +293,7 @@ impl Dispatcher {
     ) -> Vec<Plan> {
         jobs.iter()
             .map(|job| {
-                let affinity = if job.key.is_some() { owner_of(job) } else { self.me.clone() };
+                let affinity = owner_of(job);
                 let due = job.run_at_ms <= now_unix_ms;
                 let mine_now = due && affinity == self.me;
                 let claim = mine_now

@@ -533,7 +533,7 @@ impl World {
                         (1..=jobs).map(|i| Arc::new(spec(self.made + i))).collect();
                     self.made += jobs;
                     let node = &mut self.nodes[n];
-                    let plans = node.deque.plan_insert(&specs, |_| unreachable!("no keys"), 0);
+                    let plans = node.deque.plan_insert(&specs, |job| job.origin.clone(), 0);
                     let owner = node.owner.clone();
                     self.call(&owner, Call::Insert(specs.into_iter().zip(plans).collect()));
                 }
