@@ -362,6 +362,7 @@ impl MeshBuilder {
             Ok(registered) => registered,
             Err(error) => {
                 if let Some(own_store) = own_store {
+                    deaths.expect();
                     own_store.stop().await;
                 }
                 arbiters.stop();
@@ -548,6 +549,7 @@ async fn register(
 ) -> Result<(Registered, meshwork_protocol::time::Instant), StartError> {
     let stopped = |_| StartError::Store(StoreError::Stopped);
     let last = store.lease_of.send(LeaseOf { node: id.clone() }).await.map_err(stopped)??;
+    let over = last.as_ref().map_or(Generation(0), |row| row.owner.generation);
     if let Some(row) = last
         && !row.reaped
         && let Some(holder) = row.gossip
@@ -562,8 +564,17 @@ async fn register(
         _ => Generation(1),
     };
     let registered_at = Clock.now();
-    let register = Register { node: id.clone(), at_least, gossip: Some(gossip) };
-    let registered = store.register.send(register).await.map_err(stopped)??;
+    let register = Register { node: id.clone(), at_least, gossip: Some(gossip), over: Some(over) };
+    let registered = match store.register.send(register).await.map_err(stopped)? {
+        Err(StoreError::Taken(..)) => {
+            // Two processes started with this id at once: the other was a moment faster.
+            let row =
+                store.lease_of.send(LeaseOf { node: id.clone() }).await.map_err(stopped)??;
+            let holder = row.and_then(|row| row.gossip).unwrap_or(gossip);
+            return Err(StartError::IdInUse { id: id.clone(), holder });
+        }
+        registered => registered?,
+    };
     Ok((registered, registered_at))
 }
 

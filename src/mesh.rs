@@ -12,7 +12,7 @@ use meshwork_actors::mesh::membership_store::{JoinSeeds, Leave, MembershipStore,
 use meshwork_actors::mesh::ring_keeper::RingKeeper;
 use meshwork_actors::metrics::MetricsSnapshot;
 use meshwork_actors::overseer::{Joining, StopReason};
-use meshwork_actors::start::Running;
+use meshwork_actors::start::{Deaths, Running};
 use meshwork_actors::store::messages::{
     Cancel, Close, CountJobs, Counts, JobRow, Lookup, Release, Retire, StoreError, StoreHandle,
     StoreResult,
@@ -159,6 +159,7 @@ impl Mesh {
         let (stopped_sender, stopped) = watch::channel(None);
         let end = End {
             identity: identity.clone(),
+            deaths: wired.deaths,
             running: wired.running,
             drain: Drain {
                 store: store.clone(),
@@ -418,6 +419,7 @@ struct Stopped {
 /// leaves a node half ended; and it outlives the handles, so that dropping them ends nothing.
 struct End {
     identity: Arc<Identity>,
+    deaths: Deaths,
     running: Vec<Running>,
     drain: Drain,
     arbiters: Arbiters,
@@ -466,6 +468,7 @@ impl End {
                 }
             }
         }
+        self.deaths.expect();
         for actor in self.running.into_iter().rev() {
             end_actor(actor).await;
         }
@@ -487,7 +490,7 @@ impl End {
         let owner = identity.owner();
         drain.stealer.do_send(CloseStealer);
         let claims = within(STOP_LIMIT, drain.deque.send(CloseDeque)).await.unwrap_or_default();
-        let release = drain.store.release.send(Release { owner: owner.clone(), claims });
+        let release = drain.store.release.send(Release { owner: owner.clone(), claims, to: None });
         let released = within(STOP_LIMIT, release).await.and_then(Result::ok).unwrap_or(0);
         let finished = within(limit, drain.await_idle.send(AwaitIdle)).await.is_some();
         if !finished {

@@ -137,6 +137,7 @@ pub(crate) struct Parts {
 /// A node's actors, started.
 pub(crate) struct Wired {
     pub(crate) record: WiringRecord,
+    pub(crate) deaths: Deaths,
     /// In the order of their start; they are stopped in reverse.
     pub(crate) running: Vec<Running>,
     pub(crate) members: Addr<MembershipStore>,
@@ -198,7 +199,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
     let metrics = Arc::new(Metrics::default());
 
     let transmit = parts.links.datagrams(w.hand::<_, Transmit>("SwimProber", &slots.socket));
-    for from in ["DequeOwner", "ResultCollector"] {
+    for from in ["DequeOwner", "ResultCollector", "TenantExecutor"] {
         w.edge::<Transmit>(from, "GossipSocket");
     }
     let hints = Hints::new(identity.clone(), table.clone(), transmit.clone());
@@ -239,6 +240,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         push: w.hand("LeaseKeeper", &slots.deque),
         forget: w.hand("LeaseKeeper", &slots.stealer),
         generation: w.hand("LeaseKeeper", &slots.members),
+        notices: w.hand("LeaseKeeper", &slots.overseer),
         events: w.hand("LeaseKeeper", &slots.collector),
     };
     let collector_peers = result_collector::Peers { store: store.clone(), hints: hints.clone() };
@@ -247,7 +249,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         run: w.hand("DequeOwner", &slots.executor),
         idle: w.hand("DequeOwner", &slots.prefetcher),
         nudged: w.hand("DequeOwner", &slots.prefetcher),
-        hints,
+        hints: hints.clone(),
     };
     let prefetcher_peers = prefetcher::Peers {
         store: store.clone(),
@@ -273,6 +275,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         store: store.clone(),
         credit: w.hand("TenantExecutor", &slots.deque),
         events: w.hand("TenantExecutor", &slots.collector),
+        hints,
     };
     let register = w.hand("Overseer", &slots.lease_keeper);
 
@@ -358,6 +361,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
             metrics: metrics.clone(),
             load: load.clone(),
             handlers: parts.handlers.clone(),
+            table: table.clone(),
             extensions: parts.extensions.clone(),
             slots: config.slots,
         };
@@ -404,6 +408,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
     let (members, ring_keeper, deque, stealer, executor, collector) = addresses;
     Wired {
         record: wiring.0,
+        deaths,
         running,
         members,
         ring_keeper,

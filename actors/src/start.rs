@@ -7,6 +7,8 @@
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix::dev::channel::{self, AddressReceiver};
 use actix::prelude::*;
@@ -106,7 +108,10 @@ impl Running {
 
 /// Where the ends of actors are reported.
 #[derive(Clone)]
-pub struct Deaths(mpsc::UnboundedSender<Death>);
+pub struct Deaths {
+    sender: mpsc::UnboundedSender<Death>,
+    expected: Arc<AtomicBool>,
+}
 
 /// An actor that ended by itself.
 #[derive(Clone, Debug)]
@@ -121,14 +126,23 @@ impl Deaths {
     /// A reporter, and where its reports arrive: one an actor at most.
     pub fn new() -> (Self, mpsc::UnboundedReceiver<Death>) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (Self(sender), receiver)
+        (Self { sender, expected: Arc::default() }, receiver)
+    }
+
+    /// The node ends: that its actors do is no news from now on.
+    pub fn expect(&self) {
+        self.expected.store(true, Ordering::Relaxed);
     }
 
     /// Reports an actor's end, or a fault that must end its node.
     pub fn report(&self, actor: &'static str, reason: String) {
+        if self.expected.load(Ordering::Relaxed) {
+            tracing::debug!(actor, reason, "an actor ended with its node");
+            return;
+        }
         tracing::error!(actor, reason, "the node stops");
         // A node that is already gone needs no report.
-        let _ = self.0.send(Death { actor, reason });
+        let _ = self.sender.send(Death { actor, reason });
     }
 }
 
@@ -164,7 +178,6 @@ impl Alarm {
             }
             ctx.cancel_future(handle);
         }
-        // One millisecond is the timer's grain: rounding up avoids waking before the deadline.
         let delay = at.saturating_since(clock.now());
         let handle = ctx.run_later(delay, |actor, ctx| {
             actor.alarm().0 = None;

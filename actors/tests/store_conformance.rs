@@ -54,6 +54,8 @@ conformance! {
     a_third_crash_buries_the_job_that_was_running,
     buffered_jobs_are_never_charged,
     each_boot_has_a_greater_generation,
+    of_two_boots_started_at_once_one_is_told_of_the_other,
+    a_job_is_given_back_to_a_node,
     registering_reaps_the_older_boot,
     a_generation_that_cannot_be_stored_is_refused,
     leases_are_listed_until_they_end,
@@ -248,7 +250,10 @@ async fn a_stale_owner_changes_nothing(t: Subject) {
         finish(&t.store, vec![succeeded(1, 1), buried, retried, succeeded(1, 2)]).await,
         [false; 4]
     );
-    assert_eq!(ask(&t.store, Release { owner: a.clone(), claims: vec![claim(1, 3)] }).await, Ok(0));
+    assert_eq!(
+        ask(&t.store, Release { owner: a.clone(), claims: vec![claim(1, 3)], to: None }).await,
+        Ok(0)
+    );
     assert_eq!(state(&t.store, 1).await, JobState::Running);
     assert_eq!(finish(&t.store, vec![succeeded(1, 3)]).await, [true]);
 }
@@ -329,7 +334,7 @@ async fn released_jobs_are_anyones_and_keep_their_age(t: Subject) {
     start(&t.store, &a, vec![claim(3, 1)]).await;
     t.clock.advance(Duration::from_secs(1));
     insert(&t.store, &a, vec![unclaimed(spec(4), "c")]).await;
-    let release = |owner: &Owner, claims| Release { owner: owner.clone(), claims };
+    let release = |owner: &Owner, claims| Release { owner: owner.clone(), claims, to: None };
     assert_eq!(ask(&t.store, release(&b, vec![claim(1, 1)])).await, Ok(0), "not its own");
     let claims = vec![claim(2, 1), claim(1, 1), claim(3, 1), claim(1, 1)];
     assert_eq!(ask(&t.store, release(&a, claims)).await, Ok(2), "a running job stays");
@@ -402,7 +407,7 @@ async fn a_third_crash_buries_the_job_that_was_running(t: Subject) {
     for crash in 1..=2 {
         assert_eq!(start(&t.store, &a, vec![claim(1, token)]).await, [true]);
         let at_least = Generation(0);
-        let boot = Register { node: a.node.clone(), at_least, gossip: None };
+        let boot = Register { node: a.node.clone(), at_least, gossip: None, over: None };
         let registered = ask(&t.store, boot).await.unwrap();
         assert_eq!((registered.requeued, registered.dead), (vec![id(1)], vec![]));
         a.generation = registered.generation;
@@ -432,7 +437,7 @@ async fn buffered_jobs_are_never_charged(t: Subject) {
     insert(&t.store, &a, vec![claimed(1, &a)]).await;
     for _ in 0..5 {
         let at_least = Generation(0);
-        let boot = Register { node: a.node.clone(), at_least, gossip: None };
+        let boot = Register { node: a.node.clone(), at_least, gossip: None, over: None };
         let registered = ask(&t.store, boot).await.unwrap();
         assert_eq!(registered.requeued, [id(1)]);
         a.generation = registered.generation;
@@ -445,6 +450,7 @@ async fn each_boot_has_a_greater_generation(t: Subject) {
         node: node("a"),
         at_least: Generation(at_least),
         gossip: Some("[::1]:7946".parse().unwrap()),
+        over: None,
     };
     for (at_least, generation) in [(0, 1), (0, 2), (2, 3), (90, 90), (90, 91), (5, 92)] {
         let registered = ask(&t.store, boot(at_least)).await.unwrap();
@@ -466,7 +472,7 @@ async fn registering_reaps_the_older_boot(t: Subject) {
     insert(&t.store, &a1, vec![claimed(1, &a1), claimed(2, &a1)]).await;
     start(&t.store, &a1, vec![claim(2, 1)]).await;
     ask(&t.store, Renew { owner: a1.clone() }).await.unwrap();
-    let boot = Register { node: node("a"), at_least: Generation(0), gossip: None };
+    let boot = Register { node: node("a"), at_least: Generation(0), gossip: None, over: None };
     assert_eq!(
         ask(&t.store, boot).await,
         Ok(Registered { generation: Generation(2), requeued: vec![id(1), id(2)], dead: vec![] })
@@ -485,7 +491,7 @@ async fn registering_reaps_the_older_boot(t: Subject) {
     assert_eq!(brief(&claimed), [(id(1), 3, 1), (id(2), 3, 2)]);
     let claims = vec![claim(1, 3)];
     assert_eq!(
-        ask(&t.store, Release { owner: a1.clone(), claims }).await,
+        ask(&t.store, Release { owner: a1.clone(), claims, to: None }).await,
         Ok(0),
         "an older boot of the same name holds nothing, whatever token it names"
     );
@@ -493,7 +499,7 @@ async fn registering_reaps_the_older_boot(t: Subject) {
 }
 
 async fn a_generation_that_cannot_be_stored_is_refused(t: Subject) {
-    let boot = |at_least| Register { node: node("a"), at_least, gossip: None };
+    let boot = |at_least| Register { node: node("a"), at_least, gossip: None, over: None };
     let refused = ask(&t.store, boot(Generation(u64::MAX))).await;
     assert!(matches!(refused, Err(StoreError::Unusable(_))), "{refused:?}");
     assert_eq!(ask(&t.store, LeaseOf { node: node("a") }).await, Ok(None));
@@ -689,4 +695,27 @@ async fn a_closed_store_has_answered_what_was_sent_before(t: Subject) {
         matches!(late, Err(actix::MailboxError::Closed) | Ok(Err(StoreError::Stopped))),
         "{late:?}"
     );
+}
+
+async fn of_two_boots_started_at_once_one_is_told_of_the_other(t: Subject) {
+    let boot = |over| Register {
+        node: node("a"),
+        at_least: Generation(1),
+        gossip: None,
+        over: Some(Generation(over)),
+    };
+    assert_eq!(ask(&t.store, boot(0)).await.unwrap().generation, Generation(1));
+    let taken = Err(StoreError::Taken(node("a"), Generation(1)));
+    assert_eq!(ask(&t.store, boot(0)).await, taken, "both had read that there was none");
+    assert_eq!(ask(&t.store, boot(1)).await.unwrap().generation, Generation(2));
+}
+
+async fn a_job_is_given_back_to_a_node(t: Subject) {
+    let [a, b] = register(&t.store, ["a", "b"]).await;
+    insert(&t.store, &a, vec![claimed(1, &a)]).await;
+    let release = Release { owner: a.clone(), claims: vec![claim(1, 1)], to: Some(b.node.clone()) };
+    assert_eq!(ask(&t.store, release).await, Ok(1));
+    let own = |owner: &Owner| ClaimDue { owner: owner.clone(), max: 9, own_only: true };
+    assert_eq!(ask(&t.store, own(&a)).await, Ok(vec![]), "it is not this node's any more");
+    assert_eq!(ask(&t.store, own(&b)).await.unwrap().len(), 1);
 }

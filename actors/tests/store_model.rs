@@ -101,10 +101,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (some_owner(), some_claims())
             .prop_map(|(owner, claims)| Step::Retake(Retake { owner, claims })),
         1 => (some_owner(), some_claims())
-            .prop_map(|(owner, claims)| Step::Release(Release { owner, claims })),
+            .prop_map(|(owner, claims)| Step::Release(Release { owner, claims, to: None })),
         3 => (select(vec!["a", "b", "c"]), 0_u64..3).prop_map(|(name, at_least)| {
             let at_least = Generation(at_least);
-            Step::Register(Register { node: node(name), at_least, gossip: None })
+            Step::Register(Register { node: node(name), at_least, gossip: None, over: None })
         }),
         1 => some_owner().prop_map(|owner| Step::Renew(Renew { owner })),
         1 => (some_owner(), 0_u64..2)
@@ -161,9 +161,9 @@ fn aim(step: Step, how: Aim, newest: &Newest) -> Step {
             let (owner, claims) = given(&claims).unwrap_or((owner, claims));
             Step::Retake(Retake { owner, claims })
         }
-        Step::Release(Release { owner, claims }) => {
+        Step::Release(Release { owner, claims, .. }) => {
             let (owner, claims) = given(&claims).unwrap_or((owner, claims));
-            Step::Release(Release { owner, claims })
+            Step::Release(Release { owner, claims, to: None })
         }
         Step::Readopt(Readopt { owner, claims }) => {
             let (owner, claims) = given(&claims).unwrap_or((owner, claims));

@@ -147,8 +147,11 @@ async fn open_and_register(path: &Path, name: &str) {
     wait_for_go();
     let store = SqliteStore::open(path, &SqliteOptions::default()).unwrap().start();
     let at_least = meshwork_protocol::id::Generation(1);
-    let registered =
-        store.send(Register { node: node(name), at_least, gossip: None }).await.unwrap().unwrap();
+    let registered = store
+        .send(Register { node: node(name), at_least, gossip: None, over: None })
+        .await
+        .unwrap()
+        .unwrap();
     say(format_args!("generation {}", registered.generation));
 }
 

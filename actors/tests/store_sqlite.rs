@@ -322,7 +322,7 @@ async fn a_lease_outlives_the_process_and_tokens_go_on() {
     assert!(!path.with_extension("db-wal").exists(), "a closed store leaves one file");
 
     let (store, arbiter) = start_sqlite(&path, &options);
-    let boot = Register { node: node("a"), at_least: Generation(0), gossip: None };
+    let boot = Register { node: node("a"), at_least: Generation(0), gossip: None, over: None };
     let expected = Registered { generation: Generation(2), requeued: vec![id(1)], dead: vec![] };
     assert_eq!(ask(&store, boot).await, Ok(expected));
     assert_eq!(brief(&claim_due(&store, &owner("a", 2), 1).await), [(id(1), 3, 1)]);

@@ -17,19 +17,23 @@ use std::task::{Context as Cx, Poll};
 use std::time::Duration;
 
 use actix::prelude::*;
+use arc_swap::ArcSwap;
 use futures_util::FutureExt;
 use meshwork_protocol::credit::CreditLine;
 use meshwork_protocol::id::Generation;
 use meshwork_protocol::job::{AttemptEnd, ClaimedJob, Disposition, Recorded, RetryPolicy};
 use meshwork_protocol::time::Instant;
+use meshwork_protocol::wire::datagram::Body;
 
 use crate::clock::Clock;
 use crate::fair::runner::{Attempt, Extensions, Handlers};
 use crate::identity::Identity;
 use crate::load_cell::LoadCell;
+use crate::mesh::hints::Hints;
 use crate::metrics::Metrics;
 use crate::start::panic_text;
 use crate::store::messages::{Ended, Finish, Release, Start, StoreError, StoreHandle};
+use crate::subscribers::MemberTable;
 use crate::work::deque_owner::Credit;
 use crate::work::job_events::JobEvent;
 
@@ -90,6 +94,8 @@ pub struct Peers {
     pub credit: Recipient<Credit>,
     /// `ResultCollector`.
     pub events: Recipient<JobEvent>,
+    /// Other nodes.
+    pub hints: Hints,
 }
 
 /// What the executor is built with.
@@ -102,6 +108,8 @@ pub struct Setup {
     pub load: Arc<LoadCell>,
     /// What it can run.
     pub handlers: Arc<Handlers>,
+    /// Who else there is.
+    pub table: Arc<ArcSwap<MemberTable>>,
     /// What handlers share.
     pub extensions: Extensions,
     /// How many run at once, at least 1.
@@ -171,13 +179,28 @@ impl TenantExecutor {
     }
 
     /// A job that this node has no handler for is another's to run: it costs no attempt. It is kept
-    /// for a while, so that it does not come straight back.
+    /// for a while, so that nodes that all lack the handler do not pass it around, and then given to
+    /// any other member.
     fn give_back(&mut self, job: &ClaimedJob, ctx: &mut Context<Self>) {
         let handler = &job.spec.handler;
         tracing::warn!(%handler, job = %job.spec.id, "no such handler here: the job is given back");
-        let release = Release { owner: self.setup.identity.owner(), claims: vec![job.claim()] };
+        let me = &self.setup.identity.node;
+        let table = self.setup.table.load();
+        let others: Vec<_> = table.present().map(|m| &m.id).filter(|id| *id != me).collect();
+        let to = fastrand::choice(others).cloned();
+        let release = Release {
+            owner: self.setup.identity.owner(),
+            claims: vec![job.claim()],
+            to: to.clone(),
+        };
         ctx.run_later(FOREIGN_PAUSE, move |executor, _| {
-            executor.peers.store.release.do_send(release);
+            let release = executor.peers.store.release.send(release);
+            let hints = executor.peers.hints.clone();
+            actix::spawn(async move {
+                if let (Ok(Ok(1..)), Some(to)) = (release.await, to) {
+                    hints.send(&to, Body::Nudge);
+                }
+            });
             executor.left(1);
         });
     }

@@ -21,6 +21,9 @@ pub enum StoreError {
     /// The owner's row is gone or reaped: its claims are no longer its own.
     #[error("the lease of {0} is lost: another node has reaped it")]
     LeaseLost(Owner),
+    /// Another boot of this node was registered meanwhile.
+    #[error("generation {1} of node {0} was registered by another process at the same time")]
+    Taken(NodeId, Generation),
     /// The file or server is not one that this version can use.
     #[error("{0}")]
     Unusable(String),
@@ -164,6 +167,8 @@ pub struct Release {
     pub owner: Owner,
     /// The claims; the answer counts those that were given back.
     pub claims: Vec<Claim>,
+    /// The node that should have them now; without it their affinity stays.
+    pub to: Option<NodeId>,
 }
 
 /// Starts a boot: allocates `max(previous + 1, at_least)` and a fresh lease for it. An older
@@ -178,6 +183,9 @@ pub struct Register {
     pub at_least: Generation,
     /// Where it takes datagrams, for others that find only the store.
     pub gossip: Option<SocketAddr>,
+    /// Only if the newest generation on record is still this one (0: none), or
+    /// [`StoreError::Taken`]. Without it, whatever is on record.
+    pub over: Option<Generation>,
 }
 
 /// A boot that was started.

@@ -231,7 +231,7 @@ impl DequeOwner {
                 Effect::NudgeSelf => self.peers.nudged.do_send(Nudged),
                 Effect::Release { claims } => {
                     let owner = self.setup.identity.owner();
-                    self.peers.store.release.do_send(Release { owner, claims });
+                    self.peers.store.release.do_send(Release { owner, claims, to: None });
                 }
                 _ => {}
             }

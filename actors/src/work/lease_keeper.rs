@@ -22,7 +22,7 @@ use meshwork_protocol::time::Instant;
 use crate::clock::Clock;
 use crate::fair::tenant_executor::CancelAll;
 use crate::identity::Identity;
-use crate::mesh::membership_store::GenerationChanged;
+use crate::mesh::membership_store::{GenerationChanged, NodeNotice};
 use crate::metrics::Metrics;
 use crate::start::{Alarm, Timed};
 use crate::store::messages::{
@@ -69,6 +69,8 @@ pub struct Peers {
     pub forget: Recipient<ForgetSteals>,
     /// `MembershipStore`.
     pub generation: Recipient<GenerationChanged>,
+    /// `Overseer`.
+    pub notices: Recipient<NodeNotice>,
     /// `ResultCollector`.
     pub events: Recipient<JobEvent>,
 }
@@ -225,6 +227,11 @@ impl LeaseKeeper {
         ctx.spawn(cancelled.map(move |_, keeper, ctx| keeper.register(at_least, ctx)));
     }
 
+    /// Another process has this node's name: of two that live, the newer boot goes on.
+    fn yield_to(&self, by: Generation) {
+        self.peers.notices.do_send(NodeNotice::Fenced { by });
+    }
+
     /// What an older boot of this node had, and a registration requeued.
     fn requeued_before(&self, registered: Registered) {
         let Registered { generation: _, requeued, dead } = registered;
@@ -248,7 +255,10 @@ impl LeaseKeeper {
     fn register(&self, at_least: Generation, ctx: &Context<Self>) {
         let sent_at = self.clock.now();
         let node = self.identity.node.clone();
-        let register = Register { node, at_least, gossip: Some(self.identity.gossip()) };
+        // Reaped by another node, the newest boot on record is still this one. Any other was
+        // registered by somebody who has the same name.
+        let over = Some(self.identity.generation());
+        let register = Register { node, at_least, gossip: Some(self.identity.gossip()), over };
         let register = self.peers.store.register.send(register);
         let me = ctx.address();
         actix::spawn(async move {
@@ -352,6 +362,7 @@ impl Handler<Answered> for LeaseKeeper {
                 self.orphans = Orphans::new(self.config, now);
                 self.peers.generation.do_send(GenerationChanged(generation));
             }
+            Answered::Registered { answer: Err(StoreError::Taken(_, by)), .. } => self.yield_to(by),
             Answered::Registered { at_least, answer: Err(error), .. } => {
                 tracing::error!(%error, "no new generation could be registered; trying again");
                 ctx.run_later(self.config.period(), move |keeper, ctx| {

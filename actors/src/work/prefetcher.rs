@@ -186,7 +186,7 @@ impl Handler<Answered> for Prefetcher {
                     // The lease was lost meanwhile: the claims died with it, and the room is free.
                     self.peers.room_back.do_send(RoomBack(got));
                     let claims = jobs.iter().map(ClaimedJob::claim).collect();
-                    self.peers.store.release.do_send(Release { owner, claims });
+                    self.peers.store.release.do_send(Release { owner, claims, to: None });
                 }
                 self.machine.handle_claimed(now, Ok(got));
             }

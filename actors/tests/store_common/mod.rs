@@ -182,7 +182,9 @@ pub(crate) fn brief(jobs: &[ClaimedJob]) -> Vec<(JobId, u64, u32)> {
 pub(crate) async fn register<const N: usize>(store: &StoreHandle, names: [&str; N]) -> [Owner; N] {
     for name in names {
         let at_least = Generation(1);
-        ask(store, Register { node: node(name), at_least, gossip: None }).await.unwrap();
+        ask(store, Register { node: node(name), at_least, gossip: None, over: None })
+            .await
+            .unwrap();
     }
     names.map(|name| owner(name, 1))
 }

@@ -253,6 +253,9 @@ impl JobTable {
             row.state = JobState::Queued;
             row.owner = None;
             row.token = row.token.next();
+            if let Some(to) = &m.to {
+                row.affinity = to.clone();
+            }
         };
         m.claims.iter().filter_map(|c| self.change_unstarted(&m.owner, c, release)).count()
     }
@@ -263,6 +266,9 @@ impl JobTable {
     /// [`StoreError::Unusable`] when no greater generation can be stored.
     pub fn register(&mut self, m: &Register) -> StoreResult<Registered> {
         let previous = self.nodes.get(&m.node).map_or(0, |row| row.owner.generation.0);
+        if m.over.is_some_and(|over| over.0 != previous) {
+            return Err(StoreError::Taken(m.node.clone(), Generation(previous)));
+        }
         let generation = next_generation(previous, m.at_least)?;
         let orphans = self.orphan(&m.node, true);
         let lease = LeaseRow {

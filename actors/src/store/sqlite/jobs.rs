@@ -81,8 +81,11 @@ pub(super) const START: &str =
     concat!("UPDATE job_states SET state = 3, attempts = attempts + 1", unstarted!());
 pub(super) const HAND_ON: &str =
     concat!("UPDATE job_states SET owner = ?4, token = token + 1", unstarted!());
-pub(super) const RELEASE: &str =
-    concat!("UPDATE job_states SET state = 1, owner = NULL, token = token + 1", unstarted!());
+pub(super) const RELEASE: &str = concat!(
+    "UPDATE job_states SET state = 1, owner = NULL, token = token + 1,
+        affinity = coalesce(?4, affinity)",
+    unstarted!()
+);
 pub(super) const SUCCEED: &str = concat!(
     "UPDATE job_states SET state = 4, error = NULL, result = ?3, finished_ms = ?4",
     of_job!(),
@@ -348,9 +351,11 @@ impl Operation for Release {
     fn execute(&self, tx: &Tx<'_>) -> rusqlite::Result<Reply<Self>> {
         let Some(owner) = tx.boot(&self.owner)? else { return Ok(Ok(0)) };
         let mut release = tx.connection.prepare_cached(RELEASE)?;
+        let to = self.to.as_ref().map(|node| tx.node(node)).transpose()?;
         let mut released = 0;
         for claim in &self.claims {
-            released += release.execute((claim.job.as_bytes(), number(claim.token.0), owner))?;
+            released +=
+                release.execute((claim.job.as_bytes(), number(claim.token.0), owner, to))?;
         }
         Ok(Ok(released))
     }

@@ -30,6 +30,12 @@ impl Operation for Register {
             .connection
             .prepare_cached("SELECT generation FROM nodes WHERE seq = ?1")?
             .query_row([seq], |row| unsigned(row, 0))?;
+        if self.over.is_some_and(|over| over.0 != previous) {
+            return Ok(Err(StoreError::Taken(
+                self.node.clone(),
+                meshwork_protocol::id::Generation(previous),
+            )));
+        }
         let generation = match next_generation(previous, self.at_least) {
             Ok(generation) => generation,
             Err(e) => return Ok(Err(e)),
