@@ -79,11 +79,11 @@ pub(crate) struct DemoArgs {
     pub(crate) path: Option<PathBuf>,
 
     /// Nodes to start, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true, value_parser = value_parser!(u8).range(1..=64))]
     pub(crate) nodes: u8,
 
     /// Jobs to enqueue, cycling through the files [default: 4000 without PATH, one a file with it]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u32).range(1..=i64::from(JOBS_MAX)))]
     pub(crate) jobs: Option<u32>,
 
     /// Milliseconds that each job also waits, standing for the I/O that a real job does
@@ -91,6 +91,7 @@ pub(crate) struct DemoArgs {
         long,
         value_name = "MS",
         default_value_t = 20,
+        allow_negative_numbers = true,
         value_parser = value_parser!(u32).range(0..=60_000)
     )]
     pub(crate) work_ms: u32,
@@ -287,7 +288,8 @@ mod tests {
             (&["--nodes", "65"], "'--nodes <N>'"),
             (&["--jobs", "0"], "'--jobs <N>'"),
             (&["--jobs", "1000001"], "'--jobs <N>'"),
-            (&["--work-ms", "-1"], "'-1'"),
+            (&["--work-ms", "-1"], "'--work-ms <MS>'"),
+            (&["--jobs", "-1"], "'--jobs <N>'"),
             (&["--work-ms", "60001"], "'--work-ms <MS>'"),
             (&["--kill", "a@x"], "'--kill <NODE[@PERCENT]>'"),
             (&["--frobnicate"], "'--frobnicate'"),

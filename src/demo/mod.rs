@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -124,12 +124,36 @@ impl Work {
         let out = match &args.out {
             None => None,
             Some(path) => {
-                Some(File::create(path).map_err(|e| format!("--out: {}: {e}", path.display()))?)
+                let failed = |e: std::io::Error| format!("--out: {}: {e}", path.display());
+                if is_something_else(path).map_err(failed)? {
+                    return Err(format!(
+                        "--out: {} exists and holds something else; name another file",
+                        path.display()
+                    ));
+                }
+                Some(File::create(path).map_err(failed)?)
             }
         };
         Ok(Self { names, kill, root, found, jobs, out })
     }
 }
+
+/// Whether a file is there that no earlier run has written.
+fn is_something_else(out: &Path) -> std::io::Result<bool> {
+    // Asked before it is opened: a pipe would block its opener.
+    match std::fs::metadata(out) {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Ok(false),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(e),
+    }
+    let mut head = Vec::new();
+    File::open(out)?.take(ROW_START.len() as u64).read_to_end(&mut head)?;
+    Ok(!head.is_empty() && head != ROW_START)
+}
+
+/// How each row of `--out` begins.
+const ROW_START: &[u8] = b"{\"seq\":";
 
 /// Files that the demo itself writes while it runs are not among its input.
 fn written_by_us(args: &DemoArgs) -> BTreeSet<PathBuf> {

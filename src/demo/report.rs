@@ -101,8 +101,8 @@ impl Report {
             first_steal_ms: ledger.first_steal_ms().map(tenths),
             elapsed_ms: elapsed_ms.map(tenths),
             efficiency: elapsed_ms.map(|ms| {
-                // All jobs, unless some were lost.
-                let work_ms = ledger.done as f64 * conditions.work_ms as f64;
+                // All jobs, but for those that were lost or failed: these may never have waited.
+                let work_ms = findings.succeeded as f64 * conditions.work_ms as f64;
                 (work_ms / (ms * slots as f64) * 10_000.0).round() / 10_000.0
             }),
             per_node: conditions.names.iter().zip(&ledger.nodes).map(node).collect(),
@@ -333,7 +333,7 @@ mod tests {
             concat!(
                 r#"{"nodes":2,"jobs":2,"succeeded":1,"failed":1,"lost":0,"duplicates":0,"reruns":0,"#,
                 r#""requeued":0,"steals":1,"stolen":1,"converged_ms":700.0,"first_steal_ms":2.0,"#,
-                r#""elapsed_ms":25.0,"efficiency":0.2,"per_node":["#,
+                r#""elapsed_ms":25.0,"efficiency":0.1,"per_node":["#,
                 r#"{"node":"us-east-1","enqueued":2,"ran":1,"stolen_in":0,"stolen_out":1,"wait_ms_median":2.0,"wait_ms_p99":2.0},"#,
                 r#"{"node":"us-west-2","enqueued":0,"ran":1,"stolen_in":1,"stolen_out":0,"wait_ms_median":2.0,"wait_ms_p99":2.0}],"#,
                 r#""verified":true,"slots_per_node":4,"work_ms":20,"latency":true,"stealing":true,"#,
@@ -359,7 +359,7 @@ mod tests {
                 "",
                 "2 jobs: 1 succeeded, 1 failed, 0 lost, 0 with two outcomes; 0 run again, 0 requeued",
                 "1 steal brought 1 job; converged in 700 ms, first stolen job after 2.0 ms",
-                "elapsed 25 ms, 20.0 % of the time of all 8 slots",
+                "elapsed 25 ms, 10.0 % of the time of all 8 slots",
             ]
         );
     }

@@ -111,8 +111,15 @@ pub(crate) fn verify(
                     let after = now.entry(path).or_insert_with(|| direct(path));
                     if after.as_ref() != Ok(answer) {
                         findings.problem(format!(
-                            "{}: it answered {answer:?}, a direct digest is {after:?}",
-                            name()
+                            "{}: it answered {} of {} bytes, and a direct digest is {}; did the file \
+                             change while the demo ran?",
+                            name(),
+                            answer.xxh3,
+                            answer.bytes,
+                            match after {
+                                Ok(after) => format!("{} of {} bytes", after.xxh3, after.bytes),
+                                Err(e) => format!("not to be had: {e}"),
+                            }
                         ));
                     } else {
                         findings.changed.insert(path.into());
