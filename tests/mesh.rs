@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use meshwork::actors::start::{Deaths, Slot};
 use meshwork::actors::store::memory::MemoryStore;
-use meshwork::actors::store::messages::{Leases, Reap, StoreHandle};
+use meshwork::actors::store::messages::{Leases, Reap, Register, StoreHandle};
 use meshwork::prelude::*;
 use meshwork::{Followed, JobEvent, JobState, MeshBuilder, MetricsSnapshot};
 use serde::{Deserialize, Serialize};
@@ -368,4 +368,29 @@ async fn a_node_outlives_its_handle_and_a_drain_its_caller() {
     assert!(report.finished && report.retired, "the first limit counts: {report:?}");
     while events.next().await.is_some() {}
     drop(accepted);
+}
+
+#[actix::test]
+async fn of_two_nodes_started_at_once_with_one_id_one_lives() {
+    let store = shared_store();
+    let both = [node("twin", &store).start(), node("twin", &store).start()];
+    let (lives, refused): (Vec<_>, Vec<_>) =
+        futures_util::future::join_all(both).await.into_iter().partition(Result::is_ok);
+    assert!(matches!(refused[..], [Err(StartError::IdInUse { .. })]), "{refused:?}");
+    for mesh in lives {
+        drain_all(&[mesh.unwrap()]).await;
+    }
+}
+
+#[actix::test]
+async fn a_node_whose_name_a_newer_boot_has_taken_stops_and_takes_it_not_back() {
+    let handle = memory_store();
+    let mesh = node("frozen", &Store::shared(handle.clone())).start().await.unwrap();
+    // It was frozen, and somebody started a replacement.
+    let at_least = meshwork::Generation(1);
+    let replacement = Register { node: mesh.id().clone(), at_least, gossip: None, over: None };
+    let newer = handle.register.send(replacement).await.unwrap().unwrap().generation;
+    assert_eq!(mesh.stopped().await, StopReason::Fenced { by: newer });
+    let leases = handle.leases.send(Leases).await.unwrap().unwrap();
+    assert_eq!(leases[0].owner.generation, newer, "the replacement keeps its lease");
 }
