@@ -36,10 +36,9 @@ use crate::store::messages::{
     Insert, Inserted, NewJob, Release, Retake, StoreError, StoreHandle, StoreResult,
 };
 use crate::subscribers::{MemberTable, MembershipChanged};
-use crate::work::enqueue::{Accepted, Enqueue, EnqueueBatch, EnqueueError, Job, Request, Ticket};
-
-/// Jobs whose insert may be under way at once; past it callers are told to come back.
-pub const INSERTS_MAX: usize = 1 << 16;
+use crate::work::enqueue::{
+    Accepted, Enqueue, EnqueueBatch, EnqueueError, INSERTS_MAX, Job, Request, Ticket,
+};
 
 /// A peer is nudged once, and again at the earliest after this time if there was cause.
 const NUDGE_PAUSE: Duration = Duration::from_millis(2);

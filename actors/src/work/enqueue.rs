@@ -13,7 +13,10 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::unix_ms;
 use crate::store::messages::StoreError;
-use crate::work::deque_owner::INSERTS_MAX;
+
+/// Jobs whose insert may be under way at once, and the largest batch; past it callers are told to
+/// come back.
+pub const INSERTS_MAX: usize = 1 << 16;
 
 /// A kind of job: its arguments, the name of its handler, and what that returns.
 ///
