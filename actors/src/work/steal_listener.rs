@@ -6,7 +6,6 @@
 //! the node stops.
 
 use std::cell::RefCell;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +23,7 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::identity::Identity;
-use crate::mesh::links::{LinkError, expect_frame, read_frame, write_frame};
+use crate::mesh::links::{LinkError, accept, expect_frame, read_frame, write_frame};
 use crate::metrics::Metrics;
 use crate::subscribers::MemberTable;
 use crate::work::deque_owner::{Settle, Surrender};
@@ -82,7 +81,7 @@ impl StealListener {
 }
 
 struct Accepted {
-    stream: io::Result<TcpStream>,
+    stream: TcpStream,
     permit: OwnedSemaphorePermit,
 }
 
@@ -94,7 +93,7 @@ impl Actor for StealListener {
             let sessions = self.sessions.clone();
             ctx.add_stream(stream::unfold((listener, sessions), |(listener, sessions)| async {
                 let permit = sessions.clone().acquire_owned().await.ok()?;
-                let stream = listener.accept().await.map(|(stream, _)| stream);
+                let stream = accept(&listener).await;
                 Some((Accepted { stream, permit }, (listener, sessions)))
             }));
         }
@@ -103,13 +102,6 @@ impl Actor for StealListener {
 
 impl StreamHandler<Accepted> for StealListener {
     fn handle(&mut self, Accepted { stream, permit }: Accepted, _: &mut Self::Context) {
-        let stream = match stream {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "a thief could not be accepted");
-                return;
-            }
-        };
         let session = Session {
             identity: self.identity.clone(),
             table: self.table.clone(),
