@@ -17,7 +17,7 @@ use meshwork_actors::load_cell::LoadCell;
 use meshwork_actors::mesh::gossip_socket::{self, Bound, GossipSocket, Transmit};
 use meshwork_actors::mesh::hints::Hints;
 use meshwork_actors::mesh::membership_store::{self, MembershipStore};
-use meshwork_actors::mesh::ring_keeper::{self, RingKeeper};
+use meshwork_actors::mesh::ring_keeper::RingKeeper;
 use meshwork_actors::mesh::swim_prober::{self, SwimProber};
 use meshwork_actors::metrics::Metrics;
 use meshwork_actors::overseer::{Joining, Overseer, StopReason};
@@ -202,7 +202,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
     for from in ["DequeOwner", "ResultCollector", "TenantExecutor"] {
         w.edge::<Transmit>(from, "GossipSocket");
     }
-    let hints = Hints::new(identity.clone(), table.clone(), transmit.clone());
+    let hints = Hints::new(identity.clone(), metrics.clone(), table.clone(), transmit.clone());
     let dialler = parts.links.dialler();
 
     let socket_peers = gossip_socket::Peers {
@@ -379,7 +379,8 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
     running.push(slots.listener.start(work, &deaths, {
         let (identity, metrics, _, _) = shared.clone();
         let (table, steal) = (table.clone(), parts.steal);
-        move |_| StealListener::new(identity, metrics, table, steal, limit, listener_peers)
+        let serves = config.stealing;
+        move |_| StealListener::new(identity, metrics, table, steal, limit, serves, listener_peers)
     }));
     running.push(
         slots
@@ -387,9 +388,8 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
             .start(control, &deaths, move |_| LeaseKeeper::new(lease_setup, lease_peers)),
     );
     running.push(slots.ring_keeper.start(control, &deaths, {
-        let (ring, metrics, virtual_nodes) = (ring.clone(), metrics.clone(), config.virtual_nodes);
-        let peers = ring_keeper::Peers { followers: Vec::new() };
-        move |_| RingKeeper::new(ring, virtual_nodes, metrics, peers)
+        let (ring, metrics) = (ring.clone(), metrics.clone());
+        move |_| RingKeeper::new(ring, metrics)
     }));
     running.push(slots.members.start(control, &deaths, {
         let table = table.clone();

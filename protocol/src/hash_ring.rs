@@ -21,6 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::id::NodeId;
 use crate::limits::{MEMBERS_MAX, VIRTUAL_NODES_MAX};
+use crate::swim::MembershipEvent;
 
 /// Points of a member on the hash ring, unless configured otherwise.
 pub const VIRTUAL_NODES: u32 = 150;
@@ -111,6 +112,31 @@ impl HashRing {
         let own = hashes_of(id, self.virtual_nodes);
         let points = self.points.without(&own, member_index(at));
         Self { virtual_nodes: self.virtual_nodes, members, points }
+    }
+
+    /// This hash ring after `event`; none when the members on it stay the same. Only who comes or
+    /// goes moves keys: a suspect keeps its own, and neither an address nor a generation is part of
+    /// the hash ring.
+    ///
+    /// # Panics
+    /// As [`HashRing::from_members`].
+    pub fn apply(&self, event: &MembershipEvent) -> Option<Self> {
+        match event {
+            MembershipEvent::Snapshot { members, .. } => {
+                let ids = members.iter().map(|member| &member.id);
+                let same = ids.clone().eq(&self.members);
+                (!same).then(|| Self::from_members(ids.cloned(), self.virtual_nodes))
+            }
+            MembershipEvent::Joined { member, .. } => {
+                (!self.contains(&member.id)).then(|| self.with_member(&member.id))
+            }
+            MembershipEvent::Died { member, .. } | MembershipEvent::Left { member, .. } => {
+                self.contains(&member.id).then(|| self.without_member(&member.id))
+            }
+            MembershipEvent::Updated { .. }
+            | MembershipEvent::Suspected { .. }
+            | MembershipEvent::Recovered { .. } => None,
+        }
     }
 
     /// The owner of `key`; none when there are no members.
@@ -303,10 +329,13 @@ fn member_index(i: usize) -> MemberIndex {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::net::SocketAddr;
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::id::{Generation, Incarnation};
+    use crate::swim::{Member, MemberState};
 
     fn id(text: &str) -> NodeId {
         NodeId::new(text).unwrap()
@@ -377,6 +406,55 @@ mod tests {
         assert_eq!(one.without_member(&id("a")), ring);
         assert_eq!(one.without_member(&id("b")), one);
         assert_eq!(one.with_member(&id("a")), one);
+    }
+
+    fn member(text: &str) -> Member {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        Member {
+            id: id(text),
+            generation: Generation(1),
+            incarnation: Incarnation::default(),
+            state: MemberState::Alive,
+            gossip: addr,
+            steal: addr,
+        }
+    }
+
+    #[test]
+    fn who_comes_or_goes_changes_the_hash_ring() {
+        let ring = |ids: &[&str]| HashRing::from_members(ids.iter().map(|text| id(text)), 7);
+        let ab = ring(&["a", "b"]);
+        let snapshot = |ids: &[&str]| MembershipEvent::Snapshot {
+            epoch: 1,
+            members: ids.iter().map(|text| member(text)).collect(),
+        };
+
+        let joined = MembershipEvent::Joined { epoch: 1, member: member("c") };
+        assert_eq!(ab.apply(&joined), Some(ring(&["a", "b", "c"])));
+        let died = MembershipEvent::Died { epoch: 1, member: member("b") };
+        assert_eq!(ab.apply(&died), Some(ring(&["a"])));
+        let left = MembershipEvent::Left { epoch: 1, member: member("a") };
+        assert_eq!(ab.apply(&left), Some(ring(&["b"])));
+        assert_eq!(ab.apply(&snapshot(&["b", "c"])), Some(ring(&["b", "c"])));
+        assert_eq!(ab.apply(&snapshot(&[])), Some(ring(&[])));
+    }
+
+    #[test]
+    fn what_leaves_the_members_as_they_are_leaves_the_hash_ring() {
+        let ab = HashRing::from_members([id("a"), id("b")], 7);
+        let members = ["a", "b"].map(member).into();
+        let events = [
+            MembershipEvent::Snapshot { epoch: 1, members },
+            MembershipEvent::Joined { epoch: 1, member: member("a") },
+            MembershipEvent::Updated { epoch: 1, member: member("a") },
+            MembershipEvent::Suspected { epoch: 1, member: member("a") },
+            MembershipEvent::Recovered { epoch: 1, member: member("a") },
+            MembershipEvent::Died { epoch: 1, member: member("c") },
+            MembershipEvent::Left { epoch: 1, member: member("c") },
+        ];
+        for event in events {
+            assert_eq!(ab.apply(&event), None, "{event:?}");
+        }
     }
 
     #[test]

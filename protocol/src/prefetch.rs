@@ -71,7 +71,6 @@ pub struct ClaimFailed;
 
 /// What a prefetcher is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// Claim due jobs, give those that come to the deque, and answer with
     /// [`Prefetcher::handle_claimed`] in any case.

@@ -9,6 +9,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::LocalBoxFuture;
@@ -21,19 +22,25 @@ use meshwork_protocol::wire::datagram::{self, Body, Datagram, Sender};
 use meshwork_protocol::wire::stream::{
     AnswerReader, AskReader, GossipFrame, Hello, answer_frames, ask_frames,
 };
-use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
 
 use crate::identity::Identity;
-use crate::mesh::links::{Dialler, LinkError, connect, expect_frame, write_frame};
+use crate::mesh::links::{Dialler, LinkError, accept, connect, expect_frame, write_frame};
 use crate::metrics::Metrics;
 
 /// Streams of peers that are served at once; more wait in the listener's backlog.
 const STREAMS_MAX: usize = 128;
 
 /// Time for a peer to send its whole request and take the whole answer.
-const SERVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+const SERVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for this node to do the same at a peer, the connection included.
+const EXCHANGE_TIMEOUT: Duration = SERVE_TIMEOUT;
+
+/// Pause after the system failed to receive: an error that stays must not take the whole arbiter.
+const RECEIVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Send a message, unsealed, as one datagram.
 #[derive(Message)]
@@ -209,45 +216,55 @@ impl Actor for GossipSocket {
         // One byte more than allowed, so that a longer datagram is seen to be longer.
         let buffer = vec![0; DATAGRAM_BYTES_MAX + 1];
         ctx.add_stream(stream::unfold((self.udp.clone(), buffer), |(udp, mut buffer)| async {
-            let arrival = match udp.recv_from(&mut buffer).await {
-                Ok((len, from)) => Arrival::Datagram { from, bytes: buffer[..len].to_vec() },
-                Err(e) => Arrival::Failed(e),
-            };
-            Some((arrival, (udp, buffer)))
+            Some((receive(&udp, &mut buffer).await, (udp, buffer)))
         }));
         if let Some(tcp) = self.tcp.take() {
             let serving = self.serving.clone();
             ctx.add_stream(stream::unfold((tcp, serving), |(tcp, serving)| async {
                 let permit = serving.clone().acquire_owned().await.ok()?;
-                Some((
-                    Accepted { stream: tcp.accept().await.map(|(s, _)| s), permit },
-                    (tcp, serving),
-                ))
+                Some((Accepted { stream: accept(&tcp).await, permit }, (tcp, serving)))
             }));
         }
     }
 }
 
-enum Arrival {
-    Datagram { from: SocketAddr, bytes: Vec<u8> },
-    Failed(io::Error),
+struct Arrived {
+    from: SocketAddr,
+    bytes: Vec<u8>,
 }
 
-impl StreamHandler<Arrival> for GossipSocket {
-    fn handle(&mut self, arrival: Arrival, _: &mut Self::Context) {
-        match arrival {
-            Arrival::Datagram { from, bytes } => match datagram::open(self.identity.mesh, &bytes) {
-                Ok(datagram) => {
-                    self.metrics.datagrams_received.increment();
-                    self.route(from, datagram);
+async fn receive(udp: &UdpSocket, buffer: &mut [u8]) -> Arrived {
+    loop {
+        match udp.recv_from(buffer).await {
+            Ok((len, from)) => return Arrived { from, bytes: buffer[..len].to_vec() },
+            Err(error) => {
+                if is_of_a_send(&error) {
+                    tracing::debug!(%error, "an earlier datagram was refused");
+                } else {
+                    tracing::warn!(%error, "no datagram can be received");
                 }
-                Err(error) => {
-                    self.metrics.datagrams_refused.increment();
-                    tracing::debug!(%from, %error, "datagram dropped");
-                }
-            },
-            // Linux reports an earlier send's refusal here; the socket goes on.
-            Arrival::Failed(error) => tracing::debug!(%error, "receiving failed"),
+                sleep(RECEIVE_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Some systems report the refusal of an earlier send where one receives; the socket goes on.
+fn is_of_a_send(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
+}
+
+impl StreamHandler<Arrived> for GossipSocket {
+    fn handle(&mut self, Arrived { from, bytes }: Arrived, _: &mut Self::Context) {
+        match datagram::open(self.identity.mesh, &bytes) {
+            Ok(datagram) => {
+                self.metrics.datagrams_received.increment();
+                self.route(from, datagram);
+            }
+            Err(error) => {
+                self.metrics.datagrams_refused.increment();
+                tracing::debug!(%from, %error, "datagram dropped");
+            }
         }
     }
 }
@@ -279,7 +296,10 @@ impl Handler<Dial> for GossipSocket {
         Box::pin(async move {
             let addr = resolve(&to).await?;
             let exchange = exchange(&identity, dialler.as_ref(), addr, &ask);
-            exchange.await.map_err(|error| dial_error(addr, error))
+            match timeout(EXCHANGE_TIMEOUT, exchange).await {
+                Ok(result) => result.map_err(|error| dial_error(addr, error)),
+                Err(_) => Err(DialError::TimedOut),
+            }
         })
     }
 }
@@ -302,7 +322,7 @@ fn dial_error(addr: SocketAddr, error: LinkError) -> DialError {
         LinkError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => DialError::Closed,
         LinkError::Io(e) => DialError::Unreachable(format!("{addr}: {e}")),
         LinkError::ConnectTimeout => DialError::Unreachable(format!("{addr}: {error}")),
-        LinkError::ResponseTimeout => DialError::TimedOut,
+        LinkError::ResponseTimeout | LinkError::WriteTimeout => DialError::TimedOut,
         LinkError::Stream(error) => error.into(),
     }
 }
@@ -321,38 +341,32 @@ async fn exchange(
     let hello: Hello = expect_frame(&mut stream).await?;
     let from = hello.accept(identity.mesh)?;
     let mut reader = AnswerReader::default();
-    let answer = timeout(SERVE_TIMEOUT, async {
-        loop {
-            let frame: GossipFrame = expect_frame(&mut stream).await?;
-            if let Some(answer) = reader.frame(frame)? {
-                return Ok::<_, LinkError>(answer);
-            }
+    loop {
+        let frame: GossipFrame = expect_frame(&mut stream).await?;
+        if let Some(answer) = reader.frame(frame)? {
+            return Ok((from, answer));
         }
-    });
-    Ok((from, answer.await.map_err(|_| LinkError::ResponseTimeout)??))
+    }
 }
 
 struct Accepted {
-    stream: io::Result<tokio::net::TcpStream>,
-    permit: tokio::sync::OwnedSemaphorePermit,
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
 }
 
 impl StreamHandler<Accepted> for GossipSocket {
-    fn handle(&mut self, accepted: Accepted, _: &mut Self::Context) {
-        let stream = match accepted.stream {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "a gossip stream could not be accepted");
-                return;
-            }
-        };
+    fn handle(&mut self, Accepted { stream, permit }: Accepted, _: &mut Self::Context) {
         let identity = self.identity.clone();
         let metrics = self.metrics.clone();
         let members = self.peers.members.clone();
-        let permit = accepted.permit;
         actix::spawn(async move {
             let served = timeout(SERVE_TIMEOUT, serve(stream, &identity, &members)).await;
-            if let Ok(Err(error)) = served {
+            let refusal = match served {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("it was not served within {SERVE_TIMEOUT:?}")),
+            };
+            if let Some(error) = refusal {
                 metrics.streams_refused.increment();
                 tracing::debug!(%error, "a gossip stream was closed");
             }
@@ -362,7 +376,7 @@ impl StreamHandler<Accepted> for GossipSocket {
 }
 
 async fn serve(
-    mut stream: tokio::net::TcpStream,
+    mut stream: TcpStream,
     identity: &Identity,
     members: &Recipient<Asked>,
 ) -> Result<(), LinkError> {

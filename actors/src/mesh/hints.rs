@@ -1,4 +1,5 @@
-//! Small news to one peer, by datagram: a lost one costs a poll interval, never a job.
+//! Small news to one peer, by datagram: a lost one costs a poll interval, never a job. So a full
+//! mailbox of the socket loses them too, and counts it.
 
 use std::sync::Arc;
 
@@ -9,12 +10,14 @@ use meshwork_protocol::wire::datagram::{Body, Writer};
 
 use crate::identity::Identity;
 use crate::mesh::gossip_socket::Transmit;
+use crate::metrics::Metrics;
 use crate::subscribers::MemberTable;
 
 /// Sends hints to members by name.
 #[derive(Clone)]
 pub struct Hints {
     identity: Arc<Identity>,
+    metrics: Arc<Metrics>,
     table: Arc<ArcSwap<MemberTable>>,
     transmit: Recipient<Transmit>,
 }
@@ -23,10 +26,11 @@ impl Hints {
     /// Hints signed by `identity`, addressed by `table`.
     pub fn new(
         identity: Arc<Identity>,
+        metrics: Arc<Metrics>,
         table: Arc<ArcSwap<MemberTable>>,
         transmit: Recipient<Transmit>,
     ) -> Self {
-        Self { identity, table, transmit }
+        Self { identity, metrics, table, transmit }
     }
 
     /// Sends `body` to `node` if it is present.
@@ -34,7 +38,9 @@ impl Hints {
         let table = self.table.load();
         if let Some(member) = table.get(node).filter(|m| m.is_present()) {
             let message = Writer::new(self.identity.sender(), body).finish();
-            self.transmit.do_send(Transmit { to: member.gossip, message });
+            if self.transmit.try_send(Transmit { to: member.gossip, message }).is_err() {
+                self.metrics.datagrams_dropped.increment();
+            }
         }
     }
 }

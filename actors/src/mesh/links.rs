@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::time::Duration;
 
 use meshwork_protocol::limits::{CONNECT_TIMEOUT, RESPONSE_TIMEOUT};
 use meshwork_protocol::wire::stream::{
@@ -12,8 +13,11 @@ use meshwork_protocol::wire::stream::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+/// Pause after the system refused to accept a stream: what it lacks, it lacks at once again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A stream to another node.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin {}
@@ -56,6 +60,9 @@ pub enum LinkError {
     /// No answer within [`RESPONSE_TIMEOUT`].
     #[error("no answer within {RESPONSE_TIMEOUT:?}")]
     ResponseTimeout,
+    /// The peer did not take a frame within [`RESPONSE_TIMEOUT`].
+    #[error("a frame was not taken within {RESPONSE_TIMEOUT:?}")]
+    WriteTimeout,
     /// What came is not the protocol's.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -71,7 +78,23 @@ pub async fn connect(dialler: &dyn Dialler, to: SocketAddr) -> Result<Box<dyn St
         .map_err(|_| LinkError::ConnectTimeout)??)
 }
 
-/// Writes one message as a frame.
+/// Accepts the next stream. While the system refuses to (no descriptor is free, for one), it tries
+/// again after a pause each, and warns.
+pub async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // The peer gave up before its turn: the next one has no part in it.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "no stream can be accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Writes one message as a frame, within [`RESPONSE_TIMEOUT`].
 ///
 /// # Errors
 /// [`LinkError`]; the stream is then of no more use.
@@ -80,7 +103,9 @@ where
     S: AsyncWrite + Unpin + ?Sized,
     T: Serialize,
 {
-    Ok(stream.write_all(&encode_frame(message)?).await?)
+    let frame = encode_frame(message)?;
+    let written = timeout(RESPONSE_TIMEOUT, stream.write_all(&frame));
+    Ok(written.await.map_err(|_| LinkError::WriteTimeout)??)
 }
 
 /// Reads one message; `None` when the peer closed the stream between frames.
@@ -121,5 +146,18 @@ where
     match read.await.map_err(|_| LinkError::ResponseTimeout)?? {
         Some(message) => Ok(message),
         None => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[actix::test]
+    async fn a_peer_that_stops_reading_is_given_up() {
+        tokio::time::pause();
+        let (mut ours, _theirs) = tokio::io::duplex(8);
+        let error = write_frame(&mut ours, &"more than eight bytes").await.unwrap_err();
+        assert!(matches!(error, LinkError::WriteTimeout), "{error}");
     }
 }

@@ -1,8 +1,9 @@
 //! `SwimProber`: carries the [`Detector`].
 //!
 //! Owns the probe cycle, suspicion timers and the dissemination queue. Receives [`Received`] from
-//! the socket, [`SpreadChanged`] from the membership store, its own timer. Sends [`Transmit`] to the
-//! socket, [`MembersHeard`] and [`MemberVerdict`] to the membership store. On death the node stops.
+//! the socket, [`SpreadChanged`] and [`SayGoodbye`] from the membership store, its own timer. Sends
+//! [`Transmit`] and [`Dial`] to the socket, [`MembersHeard`] and [`MemberVerdict`] to the membership
+//! store. On death the node stops.
 
 use std::sync::Arc;
 
@@ -65,18 +66,16 @@ impl SwimProber {
 
     fn dispatch(&mut self, ctx: &mut Context<Self>) {
         while let Some(effect) = self.detector.poll_effect() {
-            match effect {
-                Effect::Transmit { to, message } => {
-                    self.peers.transmit.do_send(Transmit { to, message });
-                }
-                effect => self.carry(effect, ctx),
-            }
+            self.carry(effect, ctx);
         }
         self.alarm.set(ctx, self.clock, self.detector.poll_timeout());
     }
 
     fn carry(&self, effect: Effect, ctx: &Context<Self>) {
         match effect {
+            Effect::Transmit { to, message } => {
+                self.peers.transmit.do_send(Transmit { to, message });
+            }
             Effect::Heard(heard) => self.peers.heard.do_send(MembersHeard(heard)),
             Effect::Verdict(verdict) => self.peers.verdict.do_send(MemberVerdict(verdict)),
             Effect::StreamPing { id, to, target: _ } => {
@@ -90,7 +89,6 @@ impl SwimProber {
                     me.do_send(StreamPinged { id, result });
                 });
             }
-            _ => {}
         }
     }
 }

@@ -6,9 +6,9 @@
 //! which ended here, and job events to the followers. On death the node stops.
 //!
 //! A hint only says when to look: the store has the outcome. While anyone waits, a slow poll finds
-//! what a lost hint did not tell.
+//! what a lost hint did not tell: the jobs take turns, so that none is passed over however many wait.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +35,10 @@ const RECENT_MAX: usize = 4_096;
 
 /// Jobs in one look-up.
 const LOOKUP_MAX: usize = 512;
+
+/// Jobs that nobody mentioned and that are looked up all the same, in each [`POLL`]. With
+/// [`AWAITS_MAX`] jobs waited for, each has its turn every 32 s.
+const TURNS_MAX: usize = 8 * LOOKUP_MAX;
 
 /// How often the store is asked about jobs that someone waits for and nobody mentioned.
 const POLL: Duration = Duration::from_secs(1);
@@ -106,7 +110,7 @@ pub struct ResultCollector {
     waiting_count: usize,
     recent: HashMap<JobId, Recorded>,
     recent_order: VecDeque<JobId>,
-    to_look_up: BTreeSet<JobId>,
+    to_look_up: LookupQueue,
     looking: bool,
     to_tell: BTreeMap<NodeId, Vec<JobId>>,
     followers: Vec<Follower>,
@@ -118,6 +122,86 @@ struct Follower {
     missed: u64,
 }
 
+/// First in, first out, each job once.
+#[derive(Default)]
+struct Fifo {
+    order: VecDeque<JobId>,
+    queued: HashSet<JobId>,
+}
+
+impl Fifo {
+    fn push(&mut self, job: JobId) {
+        if self.queued.insert(job) {
+            self.order.push_back(job);
+        }
+    }
+
+    fn pop(&mut self) -> Option<JobId> {
+        let job = self.order.pop_front()?;
+        self.queued.remove(&job);
+        Some(job)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&JobId) -> bool) {
+        self.order.retain(&keep);
+        self.queued.retain(keep);
+    }
+}
+
+/// Which jobs to look up next: those mentioned, in the order of their mention, and then those whose
+/// turn it is. Holds about as many as are waited for.
+#[derive(Default)]
+struct LookupQueue {
+    mentioned: Fifo,
+    /// Every job that is waited for, the one looked up longest ago first.
+    turns: Fifo,
+    /// Turns still to be given before the next poll.
+    due: usize,
+}
+
+impl LookupQueue {
+    /// Someone waits for this job now: it may have ended already.
+    fn add(&mut self, job: JobId) {
+        self.mentioned.push(job);
+        self.turns.push(job);
+    }
+
+    /// There may be news of this job.
+    fn mention(&mut self, job: JobId) {
+        self.mentioned.push(job);
+    }
+
+    /// Gives up to [`TURNS_MAX`] turns, and forgets what nobody waits for any more.
+    fn begin_turns(&mut self, is_waited_for: impl Fn(&JobId) -> bool) {
+        self.turns.retain(&is_waited_for);
+        self.mentioned.retain(is_waited_for);
+        self.due = self.turns.order.len().min(TURNS_MAX);
+    }
+
+    /// Up to [`LOOKUP_MAX`] jobs, each once.
+    fn next_batch(&mut self, is_waited_for: impl Fn(&JobId) -> bool) -> Vec<JobId> {
+        let mut batch = Fifo::default();
+        while batch.order.len() < LOOKUP_MAX
+            && let Some(job) = self.mentioned.pop()
+        {
+            if is_waited_for(&job) {
+                batch.push(job);
+            }
+        }
+        while batch.order.len() < LOOKUP_MAX
+            && self.due > 0
+            && let Some(job) = self.turns.pop()
+        {
+            self.due -= 1;
+            if is_waited_for(&job) {
+                self.turns.push(job);
+                batch.push(job);
+            }
+        }
+        batch.order.into()
+    }
+}
+
 impl ResultCollector {
     /// A collector that nobody waits at yet.
     pub fn new(identity: Arc<Identity>, peers: Peers) -> Self {
@@ -127,7 +211,7 @@ impl ResultCollector {
             waiting_count: 0,
             recent: HashMap::new(),
             recent_order: VecDeque::new(),
-            to_look_up: BTreeSet::new(),
+            to_look_up: LookupQueue::default(),
             looking: false,
             to_tell: BTreeMap::new(),
             followers: Vec::new(),
@@ -152,16 +236,14 @@ impl ResultCollector {
     }
 
     fn look_up(&mut self, ctx: &mut Context<Self>) {
-        if self.looking || self.to_look_up.is_empty() {
+        if self.looking {
+            return;
+        }
+        let jobs = self.to_look_up.next_batch(|job| self.waiting.contains_key(job));
+        if jobs.is_empty() {
             return;
         }
         self.looking = true;
-        let mut jobs = Vec::new();
-        while jobs.len() < LOOKUP_MAX
-            && let Some(job) = self.to_look_up.pop_first()
-        {
-            jobs.push(job);
-        }
         let lookup = self.peers.store.lookup.send(Lookup { jobs: jobs.clone() });
         let me = ctx.address();
         actix::spawn(async move {
@@ -215,7 +297,7 @@ impl Actor for ResultCollector {
                 collector.waiting_count -= before - waiters.len();
                 !waiters.is_empty()
             });
-            collector.to_look_up.extend(collector.waiting.keys().copied());
+            collector.to_look_up.begin_turns(|job| collector.waiting.contains_key(job));
             collector.look_up(ctx);
         });
     }
@@ -235,7 +317,7 @@ impl Handler<Await> for ResultCollector {
         let (sender, receiver) = oneshot::channel();
         self.waiting.entry(job).or_default().push(sender);
         self.waiting_count += 1;
-        self.to_look_up.insert(job);
+        self.to_look_up.add(job);
         self.look_up(ctx);
         Box::pin(async move { receiver.await.unwrap_or(Err(AwaitError::Stopped)) })
     }
@@ -264,7 +346,7 @@ impl Handler<LookedUp> for ResultCollector {
                     }
                 }
             }
-            // The next poll asks again.
+            // Their next turn asks again.
             Err(error) => tracing::warn!(%error, "outcomes could not be looked up"),
         }
         self.look_up(ctx);
@@ -275,7 +357,9 @@ impl Handler<EndedElsewhere> for ResultCollector {
     type Result = ();
 
     fn handle(&mut self, EndedElsewhere { jobs }: EndedElsewhere, ctx: &mut Self::Context) {
-        self.to_look_up.extend(jobs.into_iter().filter(|job| self.waiting.contains_key(job)));
+        for job in jobs.into_iter().filter(|job| self.waiting.contains_key(job)) {
+            self.to_look_up.mention(job);
+        }
         self.look_up(ctx);
     }
 }
@@ -302,5 +386,74 @@ impl Handler<Follow> for ResultCollector {
 
     fn handle(&mut self, Follow(sender): Follow, _: &mut Self::Context) {
         self.followers.push(Follower { sender, missed: 0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: usize) -> JobId {
+        JobId::from_bytes((n as u128).to_be_bytes())
+    }
+
+    fn ids(numbers: impl IntoIterator<Item = usize>) -> Vec<JobId> {
+        numbers.into_iter().map(id).collect()
+    }
+
+    /// A queue of so many jobs whose first look-up is done.
+    fn looked_up_once(jobs: usize) -> LookupQueue {
+        let mut queue = LookupQueue::default();
+        (0..jobs).for_each(|n| queue.add(id(n)));
+        while !queue.next_batch(|_| true).is_empty() {}
+        queue
+    }
+
+    #[test]
+    fn a_new_job_is_looked_up_at_once_and_then_in_its_turn() {
+        let mut queue = LookupQueue::default();
+        queue.add(id(2));
+        queue.add(id(1));
+        queue.add(id(2));
+        assert_eq!(queue.next_batch(|_| true), ids([2, 1]));
+        assert_eq!(queue.next_batch(|_| true), []);
+        queue.begin_turns(|_| true);
+        assert_eq!(queue.next_batch(|_| true), ids([2, 1]));
+        assert_eq!(queue.next_batch(|_| true), []);
+    }
+
+    #[test]
+    fn a_mentioned_job_goes_ahead_of_the_turns_and_is_asked_for_once() {
+        let mut queue = looked_up_once(600);
+        queue.begin_turns(|_| true);
+        queue.mention(id(3));
+        queue.mention(id(599));
+        let first = queue.next_batch(|_| true);
+        assert_eq!(first, ids([3, 599].into_iter().chain(0..3).chain(4..511)));
+        assert_eq!(queue.next_batch(|_| true), ids(511..600));
+    }
+
+    #[test]
+    fn polls_give_a_bounded_number_of_turns_and_pass_over_nobody() {
+        let jobs = 2 * TURNS_MAX + 1;
+        let mut queue = looked_up_once(jobs);
+        let mut poll = || {
+            queue.begin_turns(|_| true);
+            let batches = std::iter::from_fn(|| Some(queue.next_batch(|_| true)));
+            batches.take_while(|batch| !batch.is_empty()).flatten().collect::<Vec<_>>()
+        };
+        assert_eq!(poll(), ids(0..TURNS_MAX));
+        assert_eq!(poll(), ids(TURNS_MAX..2 * TURNS_MAX));
+        assert_eq!(poll(), ids((2 * TURNS_MAX..jobs).chain(0..TURNS_MAX - 1)));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_forgotten() {
+        let mut queue = looked_up_once(4);
+        queue.mention(id(2));
+        queue.begin_turns(|job| *job == id(1));
+        assert_eq!(queue.turns.order, [id(1)]);
+        assert_eq!(queue.turns.queued, HashSet::from([id(1)]));
+        assert_eq!(queue.next_batch(|_| true), ids([1]));
     }
 }

@@ -121,7 +121,6 @@ impl OfferPlan {
 
 /// What the owner of the deque is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// Hand this job to an executor: it spends one credit.
     Run {

@@ -25,7 +25,6 @@ pub enum LossReason {
 
 /// What the holder of a lease is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum KeeperEffect {
     /// Renew, and answer with [`Keeper::handle_renewed`]. Ahead of everything else that waits for
     /// the store.

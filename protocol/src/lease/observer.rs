@@ -19,7 +19,6 @@ pub enum ReapOutcome {
 
 /// What a reaper is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum ObserverEffect {
     /// List the leases, and answer with [`Observer::handle_leases`]. A scan that fails needs no
     /// answer: the next comes by itself.

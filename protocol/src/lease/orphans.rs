@@ -7,7 +7,6 @@ use crate::time::Instant;
 
 /// What is to be done about claims without memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum OrphansEffect {
     /// List this node's own unstarted claims in the store, and answer with
     /// [`Orphans::handle_listed`]. A listing that fails needs no answer.

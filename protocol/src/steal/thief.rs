@@ -69,7 +69,6 @@ pub enum AskError {
 
 /// What the thief is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// Send a request. Answer with [`Thief::handle_offer`].
     Ask {

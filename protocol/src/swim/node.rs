@@ -33,7 +33,6 @@ pub enum Mail {
 
 /// What a node asks of its surroundings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// As [`detector::Effect::Transmit`].
     Transmit {

@@ -7,7 +7,6 @@ use crate::swim::{Heard, Verdict};
 
 /// What the detector asks of its surroundings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// Send this message, with the clear header before it, as one datagram.
     Transmit {

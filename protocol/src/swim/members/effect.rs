@@ -39,7 +39,6 @@ pub enum DialError {
 
 /// What members ask of their surroundings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Effect {
     /// Tell the detector.
     Changed(Changed),
