@@ -209,7 +209,6 @@ impl MembershipStore {
                     self.peers.notices.do_send(NodeNotice::SeedUnreachable { seed, reason });
                 }
                 Effect::Joined => self.peers.notices.do_send(NodeNotice::Joined),
-                _ => {}
             }
         }
         self.alarm.set(ctx, self.clock, self.members.poll_timeout());

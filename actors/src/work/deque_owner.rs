@@ -232,7 +232,6 @@ impl DequeOwner {
                     let owner = self.setup.identity.owner();
                     self.peers.store.release.do_send(Release { owner, claims, to: None });
                 }
-                _ => {}
             }
         }
         let stolen_out = self.dispatcher.counters().jobs_stolen_out;

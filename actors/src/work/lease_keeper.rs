@@ -138,7 +138,6 @@ impl LeaseKeeper {
                     self.metrics.leases_lost.increment();
                     self.start_anew(self.identity.generation().next(), ctx);
                 }
-                _ => {}
             }
         }
         if let Some(keeper) = &self.keeper {
@@ -185,7 +184,6 @@ impl LeaseKeeper {
                     me.do_send(Answered::Reaped { owner, answer });
                 });
             }
-            _ => {}
         }
     }
 
@@ -212,7 +210,6 @@ impl LeaseKeeper {
                     me.do_send(Answered::Readopted { owner, answer });
                 });
             }
-            _ => {}
         }
     }
 

@@ -107,7 +107,6 @@ impl Prefetcher {
                         me.do_send(Answered::NextDue(answer));
                     });
                 }
-                _ => {}
             }
         }
         self.alarm.set(ctx, self.clock, self.machine.poll_timeout());

@@ -198,7 +198,6 @@ impl Stealer {
                     });
                 }
                 Effect::LowWater { jobs } => self.peers.low_water.do_send(LowWater(jobs)),
-                _ => {}
             }
         }
         self.count();
