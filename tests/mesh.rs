@@ -151,6 +151,9 @@ async fn a_node_id_of_a_live_node_is_refused_by_store_and_by_mesh() {
     let seed = first.gossip_addr().to_string();
     let error = node("twin", &shared_store()).seed(seed).start().await.unwrap_err();
     assert!(error.to_string().contains("node id `twin` is in use"), "{error}");
+    // A node of another mesh on the same store has its name there too.
+    let error = node("twin", &store).mesh_name("another").start().await.unwrap_err();
+    assert!(matches!(error, StartError::IdInUse { .. }), "{error}");
     first.drain(Duration::from_secs(5)).await;
     let again = node("twin", &store).start().await.unwrap();
     assert!(again.generation() > first.generation());

@@ -20,7 +20,7 @@ use meshwork_protocol::swim::members::{DialError, Target};
 use meshwork_protocol::swim::{Answer, Ask};
 use meshwork_protocol::wire::datagram::{self, Body, Datagram, Sender};
 use meshwork_protocol::wire::stream::{
-    AnswerReader, AskReader, GossipFrame, Hello, answer_frames, ask_frames,
+    AnswerReader, AskReader, GossipFrame, Hello, StreamError, answer_frames, ask_frames,
 };
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -382,7 +382,17 @@ async fn serve(
 ) -> Result<(), LinkError> {
     stream.set_nodelay(true)?;
     let hello: Hello = expect_frame(&mut stream).await?;
-    let from = hello.accept(identity.mesh)?;
+    let from = match hello.accept(identity.mesh) {
+        Ok(from) => from,
+        Err(refused) => {
+            // Whoever speaks meshwork is told who is here: two meshes may share a store, in which
+            // names are unique.
+            if refused == StreamError::OtherMesh {
+                write_frame(&mut stream, &Hello::new(identity.mesh, identity.sender())).await?;
+            }
+            return Err(refused.into());
+        }
+    };
     let mut reader = AskReader::default();
     let ask = loop {
         if let Some(ask) = reader.frame(expect_frame(&mut stream).await?)? {

@@ -572,9 +572,9 @@ mod tests {
         Arc::new(JobSpec { key: Some(key.into()), ..spec(n) })
     }
 
-    /// The key is the name of its owner.
+    /// The key is the name of its owner; a job without one is its acceptor's.
     fn by_key(job: &JobSpec) -> NodeId {
-        node(job.key.as_ref().unwrap())
+        job.key.as_ref().map_or_else(|| job.origin.clone(), |key| node(key))
     }
 
     fn plan(it: &mut Dispatcher, jobs: &[Arc<JobSpec>]) -> Vec<(String, bool)> {

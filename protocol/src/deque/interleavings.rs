@@ -144,7 +144,7 @@ impl Model {
             Op::Plan(priorities) => {
                 let jobs: Vec<_> = priorities.into_iter().map(|p| Arc::new(self.spec(p))).collect();
                 let free = self.free();
-                let plans = self.it.plan_insert(&jobs, |_| node("b"), 0);
+                let plans = self.it.plan_insert(&jobs, |job| job.origin.clone(), 0);
                 assert!(plans.iter().filter(|plan| plan.claim).count() <= free);
                 self.inserts.push(jobs.into_iter().zip(plans).collect());
             }

@@ -533,8 +533,8 @@ impl World {
                         (1..=jobs).map(|i| Arc::new(spec(self.made + i))).collect();
                     self.made += jobs;
                     let node = &mut self.nodes[n];
-                    let plans = node.deque.plan_insert(&specs, |job| job.origin.clone(), 0);
                     let owner = node.owner.clone();
+                    let plans = node.deque.plan_insert(&specs, |_| owner.node.clone(), 0);
                     self.call(&owner, Call::Insert(specs.into_iter().zip(plans).collect()));
                 }
             }
