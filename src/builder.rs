@@ -505,6 +505,10 @@ fn advertised(checked: &Checked, bound: SocketAddr, steal_port: u16) -> (SocketA
     (gossip, SocketAddr::new(steal_ip, steal_port))
 }
 
+#[cfg_attr(
+    not(feature = "sqlite"),
+    allow(unused_variables, reason = "only a file has other writers to wait for")
+)]
 async fn open(
     store: &Store,
     arbiters: &Arbiters,
