@@ -38,6 +38,9 @@ pub const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// busy time-out, one of several processes on a file may get no turn for seconds.
 pub const BUSY_PAUSE: Duration = Duration::from_micros(200);
 
+/// How long the pause stays as it was at first: several turns of a handful of processes.
+pub const BUSY_FAIR: Duration = Duration::from_millis(50);
+
 /// The pause of one that has waited long, as it does among many processes. Sixty-four of them then
 /// try 32,000 times a second; with the first pause it would be 320,000 times, which two cores
 /// cannot do.

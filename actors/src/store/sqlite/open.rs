@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use super::schema::{APPLICATION_ID, MIGRATIONS};
-use crate::store::limits::{BUSY_PAUSE, BUSY_PAUSE_MAX, BUSY_WAIT};
+use crate::store::limits::{BUSY_FAIR, BUSY_PAUSE, BUSY_PAUSE_MAX, BUSY_WAIT};
 use crate::store::rules::{CrashRule, WallClock};
 
 /// Statements kept prepared: more than there are.
@@ -178,10 +178,11 @@ fn wait_in_short_pauses(connection: &mut Connection, busy_wait: Duration) -> rus
     }))
 }
 
-/// The pause of one that has waited this long already. As short as it was at first, the tries of
+/// The pause of one that has waited this long already. It is the same for all for as long as a turn
+/// takes among a few processes: whoever pauses longer gets fewer turns. As short for ever, the tries of
 /// many processes would take all the time of a machine, that of the one with the lock included.
 fn pause_after(waited: Duration) -> Duration {
-    (waited / 8).clamp(BUSY_PAUSE, BUSY_PAUSE_MAX)
+    (waited.saturating_sub(BUSY_FAIR) / 8).clamp(BUSY_PAUSE, BUSY_PAUSE_MAX)
 }
 
 /// Checks that the file is a meshwork database that this version knows, or is empty. Returns its
