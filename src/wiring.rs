@@ -76,7 +76,7 @@ pub struct ActorRecord {
 /// One recipient that was handed out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Edge {
-    /// Who sends; `node` is the node's own handle.
+    /// Who sends.
     pub from: &'static str,
     /// The message's type.
     pub message: &'static str,

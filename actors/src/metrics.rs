@@ -72,11 +72,11 @@ counters! {
     datagrams_received,
     /// Datagrams dropped because they were foreign, malformed, or of another mesh.
     datagrams_refused,
-    /// Datagrams dropped because this node could not keep up.
+    /// Datagrams dropped because this node, or the network under it, could not keep up.
     datagrams_dropped,
     /// Size of the largest datagram sent, in bytes.
     datagram_bytes_max,
-    /// Streams closed because of what the peer sent.
+    /// Streams closed because of what the peer sent, or did not send or take in time.
     streams_refused,
 }
 

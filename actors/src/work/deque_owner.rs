@@ -503,9 +503,9 @@ impl Handler<Surrender> for DequeOwner {
 
     fn handle(&mut self, request: Surrender, ctx: &mut Self::Context) -> Self::Result {
         let Surrender { thief, seq, max, load: theirs } = request;
-        let even = self.setup.load.load().surplus_over(&theirs);
-        let max = max.min(usize::try_from(even).unwrap_or(usize::MAX));
-        let plan = self.dispatcher.surrender(self.clock.now(), &thief, max);
+        let mine = self.setup.load.load();
+        let now = self.clock.now();
+        let plan = self.dispatcher.surrender_evenly(now, &thief, max, &mine, &theirs);
         self.dispatch(ctx);
         let load = LoadReport {
             node: self.setup.identity.node.clone(),

@@ -1,8 +1,9 @@
 //! `LeaseKeeper`: carries the lease rules, the holder's and the reaper's.
 //!
 //! Owns this node's lease deadline and what it has observed of others. Receives its own timer,
-//! [`MembershipChanged`], [`RegisterAgain`] from the node. Sends `Renew`, `Leases`, `Reap`,
-//! `ClaimsOf` and `Readopt` to the store; on a lost lease [`CancelAll`] to the executor,
+//! [`MembershipChanged`], [`RegisterAgain`] from the overseer. Sends `Renew`, `Leases`, `Reap`,
+//! `ClaimsOf`, `Readopt` and `Register` to the store, [`UnknownClaims`] and [`PushSorted`] to the
+//! deque's owner, [`JobEvent`] to the result collector, [`NodeNotice`] to the overseer; on a lost lease [`CancelAll`] to the executor,
 //! [`ClearDeque`] to the deque's owner and [`ForgetSteals`] to the stealer, then registers a new
 //! generation and tells the membership store. On death the node stops.
 

@@ -260,7 +260,7 @@ impl Session {
                     }
                     let answer = asked.map_err(|error| match error {
                         LinkError::ConnectTimeout | LinkError::Io(_) => AskError::Unreachable,
-                        LinkError::ResponseTimeout => AskError::TimedOut,
+                        LinkError::ResponseTimeout | LinkError::WriteTimeout => AskError::TimedOut,
                         _ => AskError::Broken,
                     });
                     let victim = self.victim.id.clone();

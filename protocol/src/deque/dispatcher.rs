@@ -25,7 +25,7 @@ use crate::job::{Claim, ClaimedJob, JobSpec};
 use crate::limits::{
     DEQUE_CAPACITY_MAX, LIFELINES_MAX, OFFER_EXPIRY, RETAKE_RETRY, STEAL_BATCH_MAX,
 };
-use crate::load::LoadReport;
+use crate::load::{Load, LoadReport};
 use crate::steal::{InTransit, Lifelines, Settled, offer_frame};
 use crate::time::Instant;
 use crate::wire::stream::Offer;
@@ -411,6 +411,20 @@ impl Dispatcher {
         OfferPlan { offer, jobs, expires_after }
     }
 
+    /// As [`Self::surrender`], and no more than makes the two equally busy: half alone would have two
+    /// nodes with little work take the same jobs from each other.
+    pub fn surrender_evenly(
+        &mut self,
+        now: Instant,
+        thief: &Owner,
+        max: usize,
+        mine: &Load,
+        theirs: &Load,
+    ) -> OfferPlan {
+        let even = usize::try_from(mine.surplus_over(theirs)).unwrap_or(usize::MAX);
+        self.surrender(now, thief, max.min(even))
+    }
+
     /// A thief says which jobs of an offer it got: those are forgotten, the others come back.
     ///
     /// Ignored when the offer is settled already, was made to another thief, or is being retaken:
@@ -754,6 +768,20 @@ mod tests {
         });
         assert_eq!(sizes, [(1, 4), (2, 3), (3, 3), (4, 1), (5, 1), (0, 0)]);
         assert_eq!((it.queued(), it.in_transit()), (0, 12));
+    }
+
+    #[test]
+    fn a_thief_no_less_busy_is_offered_nothing_and_remembered() {
+        let mut it = dispatcher(100);
+        push(&mut it, at_ms(0), 0..12);
+        let busy = |queued| Load { queued, running: 2, slots: 2, ..Load::default() };
+        let mut offered = |theirs| {
+            it.surrender_evenly(at_ms(0), &owner("t"), 16, &busy(12), &busy(theirs)).jobs.len()
+        };
+        assert_eq!(offered(12), 0);
+        assert_eq!(offered(11), 0, "a job less is no reason");
+        assert_eq!(offered(8), 2, "both have ten then");
+        assert_eq!(offered(0), 5, "half of what is left is less than what would be even");
     }
 
     #[test]

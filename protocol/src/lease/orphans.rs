@@ -46,7 +46,7 @@ impl Orphans {
         }
     }
 
-    /// A listing arrived; `is_known` says whether a claim is in the deque, with an executor, or in
+    /// A listing arrived; `is_known` says whether a claim is in the deque or in
     /// transit. At most [`ORPHANS_MAX`] unknown claims are remembered.
     pub fn handle_listed(
         &mut self,
