@@ -20,6 +20,7 @@ pub mod job;
 pub mod lease;
 pub mod limits;
 pub mod load;
+pub mod pass;
 pub mod prefetch;
 #[cfg(feature = "sim")]
 pub mod sim;
