@@ -9,6 +9,7 @@ pub use meshwork_protocol as protocol;
 
 pub mod clock;
 pub mod fair;
+pub mod host;
 pub mod identity;
 pub mod load_cell;
 pub mod mesh;

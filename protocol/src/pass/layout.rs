@@ -198,7 +198,7 @@ const _: () = {
 pub struct Geometry {
     /// Clients that can be there at once: 1 to 256.
     pub clients: u32,
-    /// Slots of each: a multiple of 64 up to 4,096. This many of its passes can be under way.
+    /// Slots of each: a power of two from 64 to 4,096. This many of its passes can be under way.
     pub slots_per_client: u32,
     /// Workers (threads of all processes) that can be there at once: a multiple of 64 up to 1,024.
     pub workers: u32,
@@ -222,7 +222,7 @@ pub enum GeometryError {
     #[error("clients must be 1 to 256, not {0}")]
     Clients(u32),
     /// The number of slots of each client.
-    #[error("slots_per_client must be a multiple of 64 up to 4096, not {0}")]
+    #[error("slots_per_client must be a power of two from 64 to 4096, not {0}")]
     Slots(u32),
     /// The number of workers.
     #[error("workers must be a multiple of 64 up to 1024, not {0}")]
@@ -584,11 +584,11 @@ mod tests {
 
         #[test]
         fn sections_of_any_layout_follow_each_other(
-            clients in 1u32..=256, words in 1u32..=16, workers in 1u32..=16, pages in 0u32..=127,
+            clients in 1u32..=256, doublings in 0u32..=6, workers in 1u32..=16, pages in 0u32..=127,
         ) {
             let geometry = Geometry {
                 clients,
-                slots_per_client: words * 64,
+                slots_per_client: WORD_SLOTS << doublings,
                 workers: workers * 64,
                 payload_bytes: pages * 4_096,
             };

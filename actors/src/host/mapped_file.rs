@@ -1,0 +1,482 @@
+//! The pass file and its lock file: made, checked, mapped, locked.
+//!
+//! **The file** is made beside its place and linked into it when it is whole, so nobody ever sees
+//! half of one; it is checked before it is mapped, and never cut while anyone may have it mapped. Its
+//! fixed part has memory behind it before it is mapped, and a buffer gets some before it is first
+//! written ([`MappedFile::commit`]), so a full filesystem is an error and not a SIGBUS.
+//!
+//! **The lock file** is never mapped. Each participant holds an open-file-description lock on the
+//! byte of its row, and the kernel releases it when the process ends, however it ends: that is the
+//! proof of death. A lock belongs to the *open file*, which a forked child shares. So a child gives
+//! its copy up in the handler that runs at `fork`, has no mapping, and is refused by every handle.
+#![allow(unsafe_code, reason = "fcntl's locks on ranges, and what must happen at fork")]
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use meshwork_protocol::pass::layout::{Geometry, Header, HeaderError, Layout, MAGIC};
+use rustix::fs::FallocateFlags;
+
+/// The pass file's name in its directory.
+pub const FILE_NAME: &str = "passes.map";
+/// The lock file's name.
+pub const LOCK_NAME: &str = "passes.lock";
+/// The name of a file that is not whole yet.
+const NEW_NAME: &str = "passes.new";
+
+/// The byte that is held while a file is made.
+const MAKING: u64 = 1 << 40;
+
+/// How long to wait while another process makes the file. It takes milliseconds; a process that is
+/// stopped in the middle holds everyone up, and is named.
+const MAKING_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that get memory in one step: a call of the kernel each, and all of them for one buffer.
+const COMMIT_BYTES: usize = 1 << 20;
+
+/// Open lock files of one process; each handle that is opened has one.
+const LOCK_FILES_MAX: usize = 256;
+
+/// Why passes cannot be used in a directory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The operating system refused.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Others may write in the directory, and so could hand this process calls and results.
+    #[error("{} may be written by others (mode {mode:o}): chmod go-w it, or choose another", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The file is not one that this program reads.
+    #[error("{}: {source}; stop every process that uses it, and remove it", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: HeaderError,
+    },
+    /// The file was made for other numbers than were asked for.
+    #[error("{} was made for {found:?}, not for {asked:?}", path.display())]
+    Geometry {
+        /// The file.
+        path: PathBuf,
+        /// What it is for.
+        found: Geometry,
+        /// What was asked for.
+        asked: Geometry,
+    },
+    /// Numbers that no file can be made for.
+    #[error(transparent)]
+    Numbers(#[from] meshwork_protocol::pass::layout::GeometryError),
+    /// Another process has been making the file for too long.
+    #[error("another process has been making {} for {MAKING_PATIENCE:?}: is one stopped?", path.display())]
+    Stuck {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Too many are open in this process.
+    #[error("{LOCK_FILES_MAX} pass directories are open in this process already")]
+    TooMany,
+}
+
+impl OpenError {
+    /// Whether trying again later may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Stuck { .. } | Self::TooMany)
+    }
+}
+
+fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { doing, path, source }
+}
+
+/// How many forks lie between the process's first and this one. Written by the handler that runs in
+/// a child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The open lock files of this process, as descriptors; -1 where there is none.
+static LOCK_FILES: [AtomicI32; LOCK_FILES_MAX] = [const { AtomicI32::new(-1) }; LOCK_FILES_MAX];
+
+/// A descriptor of nothing, to be put in the place of a lock file.
+static NOTHING: AtomicI32 = AtomicI32::new(-1);
+
+/// The process, as opposed to a child that was forked from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMark(u32);
+
+impl ProcessMark {
+    /// This process.
+    pub fn here() -> Self {
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is still the process it was: not in a forked child.
+    #[inline(always)]
+    pub fn is_here(self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.0
+    }
+}
+
+/// Runs in a forked child, before `fork` returns there. Only atomics and `dup2`: what is allowed in
+/// a child of a process with threads.
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    let nothing = NOTHING.load(Ordering::Relaxed);
+    for slot in &LOCK_FILES {
+        let lock_file = slot.swap(-1, Ordering::Relaxed);
+        if lock_file >= 0 {
+            // SAFETY: both are open descriptors of this child. The number stays taken, so whoever
+            // closes it later closes nothing else.
+            unsafe { libc::dup2(nothing, lock_file) };
+        }
+    }
+}
+
+fn watch_forks() -> Result<(), OpenError> {
+    static ONCE: Once = Once::new();
+    let null = Path::new("/dev/null");
+    if NOTHING.load(Ordering::Relaxed) < 0 {
+        let file = File::open(null).map_err(io_error("open", null))?.into_raw_fd();
+        // Where another thread was first, there is one descriptor of nothing too many: no harm.
+        let _ = NOTHING.compare_exchange(-1, file, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    // SAFETY: `forked` does only what is allowed in a forked child, and lives as long as the program.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+    });
+    Ok(())
+}
+
+/// The lock file: a byte for each row.
+#[derive(Debug)]
+pub struct LockFile {
+    file: File,
+    /// What this open file holds: the kernel would grant it again, which proves nothing.
+    held: Mutex<BTreeSet<u64>>,
+    mark: ProcessMark,
+}
+
+/// A byte of the lock file, held. Released when dropped, or when the process ends.
+#[derive(Debug)]
+pub struct ByteLock {
+    file: Arc<LockFile>,
+    byte: u64,
+}
+
+impl LockFile {
+    /// Opens the lock file of a directory, and makes it if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`], [`OpenError::TooMany`].
+    pub fn open(path: &Path) -> Result<Arc<Self>, OpenError> {
+        watch_forks()?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(io_error("open", path))?;
+        let descriptor = file.as_raw_fd();
+        LOCK_FILES
+            .iter()
+            .find(|slot| {
+                slot.compare_exchange(-1, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            })
+            .ok_or(OpenError::TooMany)?;
+        Ok(Arc::new(Self { file, held: Mutex::default(), mark: ProcessMark::here() }))
+    }
+
+    /// Takes a byte, if nobody has it. `None` if this file has it already, or another does; in a
+    /// forked child always.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the kernel says but "held".
+    pub fn try_lock(self: &Arc<Self>, byte: u64) -> io::Result<Option<ByteLock>> {
+        if !self.mark.is_here() {
+            return Ok(None);
+        }
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.contains(&byte) {
+            return Ok(None);
+        }
+        match self.set(byte, libc::F_WRLCK) {
+            Ok(()) => {
+                held.insert(byte);
+                Ok(Some(ByteLock { file: Arc::clone(self), byte }))
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn set(&self, byte: u64, kind: i32) -> io::Result<()> {
+        // SAFETY: a `flock` is plain numbers, for which zero is a value.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as i16;
+        lock.l_whence = libc::SEEK_SET as i16;
+        lock.l_start = byte as i64;
+        lock.l_len = 1;
+        // SAFETY: the descriptor is open, and the lock outlives the call.
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        let descriptor = self.file.as_raw_fd();
+        for slot in &LOCK_FILES {
+            let _ = slot.compare_exchange(descriptor, -1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for ByteLock {
+    fn drop(&mut self) {
+        // In a forked child the open file may be the parent's still: its locks are not the child's.
+        if self.file.mark.is_here() {
+            let mut held = self.file.held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.remove(&self.byte);
+            // Fails for no reason that could be mended here; the kernel releases it at the end.
+            let _ = self.file.set(self.byte, libc::F_UNLCK);
+        }
+    }
+}
+
+/// A pass file, mapped.
+#[derive(Debug)]
+pub struct MappedFile {
+    map: MmapRaw,
+    file: File,
+    path: PathBuf,
+    header: Header,
+    layout: Layout,
+    mark: ProcessMark,
+}
+
+impl MappedFile {
+    /// Opens the pass file of a directory. Makes the directory, and the file, if there is none or it
+    /// is of a boot of the machine that is over.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; nothing is changed then, but that the directory may have been made.
+    pub fn open(
+        directory: &Path,
+        asked: Option<Geometry>,
+        locks: &Arc<LockFile>,
+    ) -> Result<Self, OpenError> {
+        let path = directory.join(FILE_NAME);
+        let boot_id = boot_id()?;
+        let found = match read(&path)? {
+            Some(found) if found.1.boot_id == boot_id => found,
+            _ => make(directory, asked.unwrap_or_default(), boot_id, locks)?,
+        };
+        let (file, header, layout) = found;
+        if let Some(asked) = asked
+            && asked != header.geometry
+        {
+            return Err(OpenError::Geometry { path, found: header.geometry, asked });
+        }
+        let map = MmapOptions::new()
+            .len(layout.file_bytes)
+            .map_raw(&file)
+            .map_err(io_error("map", &path))?;
+        // A child would otherwise hold what its dead parent's successor writes.
+        map.advise(Advice::DontFork).map_err(io_error("advise on", &path))?;
+        // Only spares the first touch of each page; a kernel without it touches them later.
+        let _ = map.advise_range(Advice::PopulateWrite, 0, layout.fixed_bytes);
+        Ok(Self { map, file, path, header, layout, mark: ProcessMark::here() })
+    }
+
+    /// Its first byte, in this process's memory.
+    pub fn base(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The process that mapped it: in any other there is no mapping.
+    pub fn mark(&self) -> ProcessMark {
+        self.mark
+    }
+
+    /// Puts memory behind bytes of the file that may be a hole, and behind some after them, up to
+    /// `end`. Where the committed part ends now.
+    ///
+    /// # Errors
+    ///
+    /// The filesystem is full, or refuses.
+    pub fn commit(&self, offset: usize, bytes: usize, end: usize) -> io::Result<usize> {
+        let to = (offset + bytes.max(COMMIT_BYTES)).min(end);
+        let (at, length) = (offset as u64, (to - offset) as u64);
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, length) {
+            Ok(()) => Ok(to),
+            Err(rustix::io::Errno::INTR) => self.commit(offset, bytes, end),
+            // Writing it is as good: nobody uses a hole.
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                self.file.write_all_at(&vec![0; to - offset], at)?;
+                Ok(to)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The pass file, checked but not mapped; `None` if there is none.
+fn read(path: &Path) -> Result<Option<(File, Header, Layout)>, OpenError> {
+    let file = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io_error("open", path)(error)),
+    };
+    let metadata = file.metadata().map_err(io_error("look at", path))?;
+    let size = if metadata.is_file() { metadata.len() } else { 0 };
+    let mut bytes = [0; 128];
+    let beginning = &mut bytes[..size.min(128) as usize];
+    file.read_exact_at(beginning, 0).map_err(io_error("read", path))?;
+    let (header, layout) = Header::from_bytes(beginning, size)
+        .map_err(|source| OpenError::File { path: path.to_owned(), source })?;
+    Ok(Some((file, header, layout)))
+}
+
+fn make(
+    directory: &Path,
+    geometry: Geometry,
+    boot_id: [u8; 16],
+    locks: &Arc<LockFile>,
+) -> Result<(File, Header, Layout), OpenError> {
+    let path = directory.join(FILE_NAME);
+    let layout = Layout::new(geometry)?;
+    let begun = Instant::now();
+    let _making = loop {
+        match locks.try_lock(MAKING).map_err(io_error("lock", &directory.join(LOCK_NAME)))? {
+            Some(lock) => break lock,
+            None if begun.elapsed() > MAKING_PATIENCE => return Err(OpenError::Stuck { path }),
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    if let Some(found) = read(&path)? {
+        if found.1.boot_id == boot_id {
+            return Ok(found);
+        }
+        // Of a boot that is over: nobody has it mapped, and its passes are gone with their clients.
+        fs::remove_file(&path).map_err(io_error("remove", &path))?;
+    }
+    let new = directory.join(NEW_NAME);
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(io_error("remove", &new)(error));
+        }
+        _ => {}
+    }
+    let made = write_new(&new, &layout, geometry, boot_id).and_then(|made| {
+        fs::hard_link(&new, &path).map(|()| made).map_err(io_error("link", &path))
+    });
+    // Whether it failed or has its right name now.
+    let _ = fs::remove_file(&new);
+    made
+}
+
+fn write_new(
+    new: &Path,
+    layout: &Layout,
+    geometry: Geometry,
+    boot_id: [u8; 16],
+) -> Result<(File, Header, Layout), OpenError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(new)
+        .map_err(io_error("make", new))?;
+    let mut instance_id = [0; 16];
+    fastrand::fill(&mut instance_id);
+    let header = Header { geometry, boot_id, instance_id };
+    let written = || -> io::Result<()> {
+        file.set_len(layout.file_bytes as u64)?;
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.fixed_bytes as u64) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                file.write_all_at(&vec![0; layout.fixed_bytes], 0)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        file.write_all_at(&header.to_bytes(layout), 0)?;
+        file.write_all_at(&MAGIC.to_ne_bytes(), 0)
+    };
+    written().map_err(io_error("write", new))?;
+    Ok((file, header, *layout))
+}
+
+/// Makes the directory if there is none, for this user alone, and refuses one that others may write.
+///
+/// # Errors
+///
+/// [`OpenError::Io`], [`OpenError::Directory`].
+pub fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(io_error("make the directory", directory))?;
+    let metadata = fs::metadata(directory).map_err(io_error("look at", directory))?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o022 != 0 {
+        return Err(OpenError::Directory { path: directory.to_owned(), mode });
+    }
+    Ok(())
+}
+
+/// The boot of this machine.
+fn boot_id() -> Result<[u8; 16], OpenError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = fs::read_to_string(path).map_err(io_error("read", path))?;
+    let digits: Vec<u8> =
+        text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
+    }
+    Ok(id)
+}

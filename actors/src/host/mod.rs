@@ -1,0 +1,3 @@
+//! Passes between the processes of a host.
+pub mod mapped_file;
+pub mod pass_ring;

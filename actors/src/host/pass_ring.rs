@@ -1,0 +1,1103 @@
+//! The pass memory as typed records, and the bytes of a slot for who owns them.
+//!
+//! The rules are in [`meshwork_protocol::pass`]; here they meet the memory. A record of the file is
+//! a struct of atomics, so any process may write any of it at any time and this one stays sound. Only
+//! the bytes of calls and replies are plain memory, and they are reached through three tokens, each
+//! of which stands for a state of the slot's word:
+//!
+//! | token | state | what it may do | why it is alone |
+//! |---|---|---|---|
+//! | [`FreeSlot`] | FREE | write the call | the range's lock is held, and the slot's bit in the range's private bitmap was taken |
+//! | [`ClaimedCall`] | CLAIMED | read the call, write the reply | the word was compare-and-set to this worker, whose lock is held |
+//! | [`Arrived`] | DONE | read the reply | the range's lock is held, and its one [`Drain`] |
+#![allow(unsafe_code, reason = "plain bytes in memory that several processes map")]
+
+use std::cell::UnsafeCell;
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::{fmt, io};
+
+use meshwork_protocol::pass::board::{Board, Walker};
+use meshwork_protocol::pass::frame::{Call, FrameError, INLINE_BYTES, Reply, Status};
+use meshwork_protocol::pass::layout::{
+    CLIENT_ROW_BYTES, CLOSURE_ROW_BYTES, CLOSURES, LINE_BYTES, Layout, NAME_BYTES, SLOT_BYTES,
+    WORD_SLOTS, WORKER_ROW_BYTES, field_offset,
+};
+use meshwork_protocol::pass::ring::{Claim, HintRing, Slots};
+use meshwork_protocol::pass::slot::{SlotState, SlotWord};
+use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
+use rustix::thread::futex;
+
+use super::mapped_file::{ByteLock, MappedFile, ProcessMark};
+
+/// A name in a record.
+#[repr(C)]
+#[derive(Debug)]
+pub struct NameField {
+    bytes: AtomicU64,
+    text: [AtomicU64; NAME_BYTES / 8],
+}
+
+impl NameField {
+    /// Writes a name, cut to [`NAME_BYTES`] at a character.
+    pub fn write(&self, name: &str) {
+        let mut end = name.len().min(NAME_BYTES);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut padded = [0; NAME_BYTES];
+        padded[..end].copy_from_slice(&name.as_bytes()[..end]);
+        for (word, eight) in self.text.iter().zip(padded.chunks_exact(8)) {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(eight);
+            word.store(u64::from_ne_bytes(bytes), Relaxed);
+        }
+        // Pair `name`.
+        self.bytes.store(end as u64, Release);
+    }
+
+    /// The name; what is not UTF-8 in it is replaced.
+    pub fn read(&self) -> String {
+        // Pair `name`.
+        let end = (self.bytes.load(Acquire) as usize).min(NAME_BYTES);
+        let bytes: Vec<u8> =
+            self.text.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(end).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// The part of the header that changes.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct HeaderWords {
+    fixed: [AtomicU64; 16],
+    /// Counts who joins and leaves.
+    pub roster: AtomicU64,
+    /// Passes of dead workers that waited again.
+    pub requeued: AtomicU64,
+    /// Passes whose attempts were over.
+    pub poisoned: AtomicU64,
+    /// Replies that a client took over from its predecessor.
+    pub adopted: AtomicU64,
+    /// Replies that nobody came for.
+    pub orphaned: AtomicU64,
+}
+
+/// Who holds a row.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Holder {
+    /// Odd while the row is held.
+    pub epoch: AtomicU64,
+    /// Its process.
+    pub pid: AtomicU32,
+    /// When that process started, in ticks since the boot: tells it from a later one of its number.
+    pub pid_start: AtomicU64,
+    /// The namespace that the number is of; 0 where it is not known.
+    pub pid_namespace: AtomicU64,
+    /// When it joined, in microseconds since the boot.
+    pub joined_us: AtomicU64,
+}
+
+/// A worker's row.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct WorkerRow {
+    /// Who holds it.
+    pub holder: Holder,
+    wake: AtomicU32,
+    /// A bit for each closure that it runs, by the closure's row.
+    pub runs: [AtomicU64; CLOSURES / 64],
+    hot: WorkerHot,
+    /// What it is called.
+    pub name: NameField,
+}
+
+/// What a worker writes while it works.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct WorkerHot {
+    current: AtomicU64,
+    deadline_us: AtomicU64,
+    finished: AtomicU64,
+    spare: [AtomicU64; 5],
+}
+
+impl WorkerRow {
+    /// The slot of the timed pass that runs, plus one; 0 while none does.
+    pub fn current(&self) -> &AtomicU64 {
+        &self.hot.current
+    }
+
+    /// When that pass must have ended, in microseconds since the boot; 0 while none runs.
+    pub fn deadline_us(&self) -> &AtomicU64 {
+        &self.hot.deadline_us
+    }
+
+    /// Passes it has finished.
+    pub fn finished(&self) -> &AtomicU64 {
+        &self.hot.finished
+    }
+
+    /// What it waits on.
+    pub fn wake_word(&self) -> &AtomicU32 {
+        &self.wake
+    }
+}
+
+/// A client's row.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct ClientRow {
+    /// Who holds it.
+    pub holder: Holder,
+    wake: AtomicU32,
+    sleeping: AtomicU64,
+    hot: ClientHot,
+    /// What it is called.
+    pub name: NameField,
+}
+
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct ClientHot {
+    collected: AtomicU64,
+    left_us: AtomicU64,
+    spare: [AtomicU64; 6],
+}
+
+impl ClientRow {
+    /// Replies it has collected.
+    pub fn collected(&self) -> &AtomicU64 {
+        &self.hot.collected
+    }
+
+    /// When its end was noticed, in microseconds since the boot; 0 while it is there.
+    pub fn left_us(&self) -> &AtomicU64 {
+        &self.hot.left_us
+    }
+
+    /// Nonzero while it waits.
+    pub fn sleeping(&self) -> &AtomicU64 {
+        &self.sleeping
+    }
+
+    /// What it waits on.
+    pub fn wake_word(&self) -> &AtomicU32 {
+        &self.wake
+    }
+}
+
+/// A closure's row. Taken once, and for good.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ClosureRow {
+    id: AtomicU64,
+    /// What it is called.
+    pub name: NameField,
+}
+
+/// Two words on lines of their own.
+#[repr(C, align(128))]
+#[derive(Debug)]
+struct Line(AtomicU64);
+
+/// A slot.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct Slot {
+    word: AtomicU64,
+    call: AtomicU64,
+    arguments: UnsafeCell<[u8; INLINE_BYTES]>,
+    reply: AtomicU64,
+    tag: AtomicU64,
+    result: UnsafeCell<[u8; INLINE_BYTES]>,
+    deadline_us: AtomicU64,
+    spare: [AtomicU64; 15],
+}
+
+const _: () = {
+    macro_rules! holds {
+        ($type:ty, $record:literal, $($field:ident).+ = $name:literal) => {
+            assert!(offset_of!($type, $($field).+) == field_offset($record, $name));
+        };
+    }
+    assert!(size_of::<WorkerRow>() == WORKER_ROW_BYTES);
+    assert!(size_of::<ClientRow>() == CLIENT_ROW_BYTES);
+    assert!(size_of::<ClosureRow>() == CLOSURE_ROW_BYTES);
+    assert!(size_of::<Slot>() == SLOT_BYTES);
+    assert!(size_of::<Line>() == LINE_BYTES);
+    holds!(HeaderWords, "header", roster = "roster");
+    holds!(HeaderWords, "header", requeued = "requeued");
+    holds!(HeaderWords, "header", poisoned = "poisoned");
+    holds!(HeaderWords, "header", adopted = "adopted");
+    holds!(HeaderWords, "header", orphaned = "orphaned");
+    holds!(WorkerRow, "worker", holder.epoch = "epoch");
+    holds!(WorkerRow, "worker", holder.pid = "pid");
+    holds!(WorkerRow, "worker", holder.pid_start = "pid_start");
+    holds!(WorkerRow, "worker", holder.pid_namespace = "pid_namespace");
+    holds!(WorkerRow, "worker", holder.joined_us = "joined_us");
+    holds!(WorkerRow, "worker", wake = "wake");
+    holds!(WorkerRow, "worker", runs = "runs");
+    holds!(WorkerRow, "worker", hot.current = "current");
+    holds!(WorkerRow, "worker", hot.deadline_us = "deadline_us");
+    holds!(WorkerRow, "worker", hot.finished = "finished");
+    holds!(WorkerRow, "worker", name.bytes = "name_bytes");
+    holds!(WorkerRow, "worker", name.text = "name");
+    holds!(ClientRow, "client", holder.epoch = "epoch");
+    holds!(ClientRow, "client", wake = "wake");
+    holds!(ClientRow, "client", sleeping = "sleeping");
+    holds!(ClientRow, "client", hot.collected = "collected");
+    holds!(ClientRow, "client", hot.left_us = "left_us");
+    holds!(ClientRow, "client", name.bytes = "name_bytes");
+    holds!(ClientRow, "client", name.text = "name");
+    holds!(ClosureRow, "closure", id = "id");
+    holds!(ClosureRow, "closure", name.bytes = "name_bytes");
+    holds!(ClosureRow, "closure", name.text = "name");
+    holds!(Slot, "slot", word = "word");
+    holds!(Slot, "slot", call = "call");
+    holds!(Slot, "slot", arguments = "arguments");
+    holds!(Slot, "slot", reply = "reply");
+    holds!(Slot, "slot", tag = "tag");
+    holds!(Slot, "slot", result = "result");
+    holds!(Slot, "slot", deadline_us = "deadline_us");
+};
+
+/// What holds the memory of a ring.
+#[derive(Debug)]
+enum Backing {
+    Mapped(MappedFile),
+    /// One process's own: for tests and tools that look into memory.
+    Heap(Box<[HeapPage]>),
+}
+
+#[repr(C, align(4096))]
+#[derive(Debug)]
+struct HeapPage(UnsafeCell<[u8; 4_096]>);
+
+/// The slots, as the rules see them.
+pub struct SlotTable {
+    slots: NonNull<Slot>,
+    count: u32,
+}
+
+impl fmt::Debug for SlotTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SlotTable({})", self.count)
+    }
+}
+
+impl SlotTable {
+    #[inline(always)]
+    fn slot(&self, slot: u32) -> &Slot {
+        assert!(slot < self.count);
+        // SAFETY: the table lies in the mapping, which lives as long as the `PassRing` that has it,
+        // is aligned by the layout, and its atomics and cells may be shared.
+        unsafe { &*self.slots.as_ptr().add(slot as usize) }
+    }
+}
+
+impl Slots for SlotTable {
+    type Word = AtomicU64;
+
+    fn count(&self) -> u32 {
+        self.count
+    }
+
+    #[inline(always)]
+    fn word(&self, slot: u32) -> &AtomicU64 {
+        &self.slot(slot).word
+    }
+
+    #[inline(always)]
+    fn call(&self, slot: u32) -> &AtomicU64 {
+        &self.slot(slot).call
+    }
+
+    #[inline(always)]
+    fn expect(&self, slot: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let slot: *const Slot = self.slot(slot);
+            // SAFETY: a prefetch reads nothing that a program could see.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(slot.cast());
+                _mm_prefetch::<_MM_HINT_T0>(slot.cast::<i8>().add(64));
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = slot;
+    }
+}
+
+/// The pass memory of one directory, in this process.
+#[derive(Debug)]
+pub struct PassRing {
+    table: SlotTable,
+    backing: Backing,
+    layout: Layout,
+    mark: ProcessMark,
+}
+
+// SAFETY: everything that is reached through a shared `PassRing` is atomic, or guarded by a token
+// that only one thread can have.
+unsafe impl Send for PassRing {}
+// SAFETY: as above.
+unsafe impl Sync for PassRing {}
+
+impl PassRing {
+    /// The ring in a mapped file.
+    pub fn mapped(file: MappedFile) -> Self {
+        let (layout, mark) = (*file.layout(), file.mark());
+        Self::over(Backing::Mapped(file), layout, mark)
+    }
+
+    /// A ring in this process's own memory, where every buffer has memory from the start. What reads
+    /// or writes outside of it is outside of an allocation, which checkers of memory see.
+    pub fn on_heap(layout: Layout) -> Self {
+        let pages = layout.file_bytes / size_of::<HeapPage>();
+        let pages = (0..pages).map(|_| HeapPage(UnsafeCell::new([0; 4_096]))).collect();
+        Self::over(Backing::Heap(pages), layout, ProcessMark::here())
+    }
+
+    fn over(backing: Backing, layout: Layout, mark: ProcessMark) -> Self {
+        let base = Self::base_of(&backing);
+        // SAFETY: the layout of a backing lies within it, and its slots are aligned to a line; a
+        // mapping and an allocation do not begin at null.
+        let slots = unsafe { NonNull::new_unchecked(base.add(layout.slots).cast()) };
+        let table = SlotTable { slots, count: layout.slot_count() };
+        Self { table, backing, layout, mark }
+    }
+
+    fn base_of(backing: &Backing) -> *mut u8 {
+        match backing {
+            Backing::Mapped(file) => file.base(),
+            Backing::Heap(pages) => pages.as_ptr().cast_mut().cast(),
+        }
+    }
+
+    /// A record, or records, at an offset of the layout.
+    #[inline(always)]
+    fn at<T>(&self, offset: usize) -> *mut T {
+        debug_assert!(offset + size_of::<T>() <= self.layout.file_bytes);
+        // SAFETY: callers pass offsets of the layout, which lies within the backing.
+        unsafe { Self::base_of(&self.backing).add(offset).cast() }
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&MappedFile> {
+        match &self.backing {
+            Backing::Mapped(file) => Some(file),
+            Backing::Heap(_) => None,
+        }
+    }
+
+    /// Whether this process may use it: a forked child has no mapping.
+    #[inline(always)]
+    pub fn is_here(&self) -> bool {
+        self.mark.is_here()
+    }
+
+    /// The words of the header that change.
+    pub fn header(&self) -> &HeaderWords {
+        self.assert_here();
+        // SAFETY: the header lies at the start, and is all atomics.
+        unsafe { &*self.at(0) }
+    }
+
+    /// A child that touched what is not mapped would die of it without a word.
+    #[inline(always)]
+    fn assert_here(&self) {
+        assert!(self.is_here(), "passes cannot be used in a child of a fork: open them there anew");
+    }
+
+    /// The workers' rows.
+    #[inline]
+    pub fn workers(&self) -> &[WorkerRow] {
+        self.assert_here();
+        // SAFETY: the rows lie here by the layout, and are all atomics.
+        unsafe {
+            let rows = self.at(self.layout.workers);
+            std::slice::from_raw_parts(rows, self.layout.geometry.workers as usize)
+        }
+    }
+
+    /// A worker's row.
+    #[inline]
+    pub fn worker(&self, index: WorkerIndex) -> &WorkerRow {
+        &self.workers()[usize::from(index.0)]
+    }
+
+    /// The clients' rows.
+    #[inline]
+    pub fn clients(&self) -> &[ClientRow] {
+        self.assert_here();
+        // SAFETY: the rows lie here by the layout, and are all atomics.
+        unsafe {
+            let rows = self.at(self.layout.clients);
+            std::slice::from_raw_parts(rows, self.layout.geometry.clients as usize)
+        }
+    }
+
+    /// A client's row.
+    #[inline]
+    pub fn client(&self, index: ClientIndex) -> &ClientRow {
+        &self.clients()[usize::from(index.0)]
+    }
+
+    /// The closures' rows.
+    pub fn closures(&self) -> &[ClosureRow] {
+        self.assert_here();
+        // SAFETY: the rows lie here by the layout, and are all atomics.
+        unsafe { std::slice::from_raw_parts(self.at(self.layout.closures), CLOSURES) }
+    }
+
+    /// The heartbeat table: the workers' beats, then the clients'.
+    pub fn beats(&self) -> &[AtomicU64] {
+        self.assert_here();
+        let rows = self.layout.geometry.workers + self.layout.geometry.clients;
+        // SAFETY: the words lie here by the layout.
+        unsafe { std::slice::from_raw_parts(self.at(self.layout.beats), rows as usize) }
+    }
+
+    /// The slots of a client.
+    pub fn range(&self, client: ClientIndex) -> std::ops::Range<u32> {
+        let each = self.layout.geometry.slots_per_client;
+        let first = u32::from(client.0) * each;
+        first..first + each
+    }
+
+    #[inline(always)]
+    fn completions(&self, slot: u32) -> &AtomicU64 {
+        self.assert_here();
+        // SAFETY: a line for each 64 slots lies here by the layout; `slot` is one of them.
+        let line: &Line = unsafe {
+            assert!(slot < self.table.count);
+            &*self.at::<Line>(self.layout.completions).add((slot / WORD_SLOTS) as usize)
+        };
+        &line.0
+    }
+
+    /// The rules, over this memory.
+    #[inline(always)]
+    pub fn board(&self) -> Board<'_, SlotTable> {
+        self.assert_here();
+        let cells = self.layout.ring_cells() as usize;
+        let ring = |index: usize| {
+            // SAFETY: heads, tails and cells of two rings lie here by the layout.
+            let (ends, cells) = unsafe {
+                let ends: *const Line = self.at::<Line>(self.layout.rings).add(2 * index);
+                let first: *const AtomicU64 =
+                    self.at::<AtomicU64>(self.layout.cells).add(index * cells);
+                (std::slice::from_raw_parts(ends, 2), std::slice::from_raw_parts(first, cells))
+            };
+            HintRing::new(&ends[1].0, &ends[0].0, cells).expect("the layout rounds the cells up")
+        };
+        // SAFETY: a bit for each worker lies here by the layout.
+        let sleepers = unsafe {
+            let words = self.layout.geometry.workers as usize / 64;
+            std::slice::from_raw_parts(self.at(self.layout.sleepers), words)
+        };
+        Board { slots: &self.table, high: ring(0), low: ring(1), sleepers }
+    }
+
+    /// Which client a slot belongs to.
+    #[inline(always)]
+    pub fn client_of(&self, slot: u32) -> ClientIndex {
+        ClientIndex((slot >> self.layout.geometry.slots_per_client.trailing_zeros()) as u16)
+    }
+
+    /// Tells a slot's client that it may be done, and wakes it if it sleeps.
+    #[inline]
+    pub fn tell_client(&self, slot: u32) {
+        let row = self.client(self.client_of(slot));
+        if self.board().announce(self.completions(slot), 1 << (slot % WORD_SLOTS), &row.sleeping) {
+            wake_client(row);
+        }
+    }
+
+    /// Wakes a sleeping worker that may run this closure, if there is one.
+    #[inline]
+    pub fn wake_worker(&self, can_run: impl Fn(WorkerIndex) -> bool) {
+        if let Some(worker) = self.board().take_sleeper(can_run) {
+            wake(&self.worker(worker).wake);
+        }
+    }
+
+    /// The row of a closure, made if there is none. `None` when all rows are taken.
+    pub fn closure_row(&self, id: ClosureId, name: &str) -> Option<u16> {
+        let wanted = 1 << 32 | u64::from(id.0);
+        let rows = self.closures();
+        let begin = id.0 as usize % rows.len();
+        let probe = (begin..rows.len()).chain(0..begin);
+        for index in probe {
+            let row = &rows[index];
+            let found = match row.id.compare_exchange(0, wanted, AcqRel, Acquire) {
+                Ok(_) => wanted,
+                Err(found) => found,
+            };
+            if found == wanted {
+                // Whoever took the row may have been killed before it wrote the name.
+                if !name.is_empty() && row.name.bytes.load(Acquire) == 0 {
+                    row.name.write(name);
+                }
+                return Some(index as u16);
+            }
+        }
+        None
+    }
+
+    /// The row of a closure that some worker has registered.
+    pub fn find_closure(&self, id: ClosureId) -> Option<u16> {
+        let wanted = 1 << 32 | u64::from(id.0);
+        let rows = self.closures();
+        let begin = id.0 as usize % rows.len();
+        for index in (begin..rows.len()).chain(0..begin) {
+            match rows[index].id.load(Acquire) {
+                0 => return None,
+                found if found == wanted => return Some(index as u16),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Recovers a dead worker. Only with its lock.
+    pub fn recover_worker(
+        &self,
+        dead: WorkerIndex,
+        _proof: &ByteLock,
+    ) -> meshwork_protocol::pass::board::Recovered {
+        let poison = |slot: u32| {
+            let reply = Reply { status: Status::Poisoned, bytes: 0, cut: false };
+            self.table.slot(slot).reply.store(reply.to_bits(), Relaxed);
+        };
+        self.board().recover(dead, poison, |slot| self.tell_client(slot))
+    }
+
+    #[inline(always)]
+    fn buffer(
+        &self,
+        slot: u32,
+        inline: &UnsafeCell<[u8; INLINE_BYTES]>,
+        bytes: usize,
+        offset: usize,
+    ) -> *mut u8 {
+        debug_assert!(slot < self.table.count);
+        if bytes <= INLINE_BYTES { inline.get().cast() } else { self.at(offset) }
+    }
+}
+
+impl ClosureRow {
+    /// The closure that has it.
+    pub fn id(&self) -> Option<ClosureId> {
+        let id = self.id.load(Acquire);
+        (id != 0).then_some(ClosureId(id as u32))
+    }
+}
+
+/// Wakes whoever waits on a word.
+pub fn wake(word: &AtomicU32) {
+    word.fetch_add(1, Release);
+    // Fails for no reason that could be mended here.
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+#[cold]
+fn wake_client(row: &ClientRow) {
+    if row.sleeping.swap(0, AcqRel) != 0 {
+        wake(&row.wake);
+    }
+}
+
+/// Waits until a word is not `value` any more, is woken, or the time is over.
+pub fn wait(word: &AtomicU32, value: u32, at_most: std::time::Duration) {
+    let timeout = rustix::time::Timespec {
+        tv_sec: at_most.as_secs() as i64,
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    // Woken, changed, interrupted, timed out: the caller looks again in any case.
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timeout));
+}
+
+/// A client's range of slots, with its lock.
+#[derive(Debug)]
+pub struct SlotRange {
+    ring: Arc<PassRing>,
+    client: ClientIndex,
+    first: u32,
+    /// A bit for each slot that is free and nobody's.
+    free: Box<[AtomicU64]>,
+    /// Up to where the buffers for results and for arguments have memory.
+    committed: [AtomicUsize; 2],
+    drain: Mutex<()>,
+    _lock: ByteLock,
+}
+
+/// A free slot, to be written.
+#[derive(Debug)]
+pub struct FreeSlot<'r> {
+    range: &'r SlotRange,
+    slot: u32,
+    free: SlotWord,
+}
+
+/// The one who collects from a range at a time.
+#[derive(Debug)]
+pub struct Drain<'r> {
+    range: &'r SlotRange,
+    _guard: MutexGuard<'r, ()>,
+}
+
+/// A reply, where it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived<'a> {
+    /// Of which pass.
+    pub pass: PassId,
+    /// What its client had put with it.
+    pub tag: u64,
+    /// Which run it was, from zero.
+    pub attempt: u8,
+    /// How it ended; `Err` if the slot holds nonsense.
+    pub reply: Result<Reply, FrameError>,
+    /// The reply's bytes.
+    pub bytes: &'a [u8],
+}
+
+impl SlotRange {
+    /// The range of a client whose lock is held. Slots that are free in it can be used.
+    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock) -> Self {
+        let slots = ring.range(client);
+        let words = (slots.len() as u32 / WORD_SLOTS) as usize;
+        let free = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let begin =
+            |kind: fn(&Layout, u32) -> usize| AtomicUsize::new(kind(ring.layout(), slots.start));
+        let committed = [begin(Layout::result_buffer), begin(Layout::argument_buffer)];
+        let first = slots.start;
+        let range =
+            Self { ring, client, first, free, committed, drain: Mutex::new(()), _lock: lock };
+        for slot in slots {
+            if range.word(slot).state() == Some(SlotState::Free) {
+                range.give_back(slot);
+            }
+        }
+        range
+    }
+
+    /// The memory.
+    pub fn ring(&self) -> &PassRing {
+        &self.ring
+    }
+
+    /// Whose it is.
+    pub fn client(&self) -> ClientIndex {
+        self.client
+    }
+
+    /// A slot's word.
+    #[inline(always)]
+    pub fn word(&self, slot: u32) -> SlotWord {
+        SlotWord::from_bits(self.ring.table.word(slot).load(Acquire))
+    }
+
+    #[inline(always)]
+    fn give_back(&self, slot: u32) {
+        let index = slot - self.first;
+        self.free[(index / WORD_SLOTS) as usize].fetch_or(1 << (index % WORD_SLOTS), AcqRel);
+    }
+
+    /// A free slot; `None` while all are in use.
+    #[inline]
+    pub fn reserve(&self) -> Option<FreeSlot<'_>> {
+        self.ring.assert_here();
+        for (index, word) in self.free.iter().enumerate() {
+            let mut bits = word.load(Relaxed);
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                let before = word.fetch_and(!(1 << bit), AcqRel);
+                if before & 1 << bit != 0 {
+                    let slot = self.first + index as u32 * WORD_SLOTS + bit;
+                    return Some(FreeSlot { range: self, slot, free: self.word(slot) });
+                }
+                bits = before & !(1 << bit);
+            }
+        }
+        None
+    }
+
+    /// Slots that could be reserved now.
+    pub fn room(&self) -> u32 {
+        self.free.iter().map(|word| word.load(Relaxed).count_ones()).sum()
+    }
+
+    /// Puts memory behind a buffer of a slot.
+    #[inline(always)]
+    fn commit(&self, kind: usize, buffer: fn(&Layout, u32) -> usize, slot: u32) -> io::Result<()> {
+        let layout = self.ring.layout();
+        let payload = layout.geometry.payload_bytes as usize;
+        let at = buffer(layout, slot);
+        if payload == 0 || at + payload <= self.committed[kind].load(Acquire) {
+            return Ok(());
+        }
+        self.commit_slowly(kind, buffer, at + payload)
+    }
+
+    #[cold]
+    fn commit_slowly(
+        &self,
+        kind: usize,
+        buffer: fn(&Layout, u32) -> usize,
+        to: usize,
+    ) -> io::Result<()> {
+        let Some(file) = self.ring.file() else { return Ok(()) };
+        let layout = self.ring.layout();
+        let payload = layout.geometry.payload_bytes as usize;
+        let last = self.first + self.free.len() as u32 * WORD_SLOTS - 1;
+        let from = self.committed[kind].load(Acquire);
+        if to > from {
+            let end = file.commit(from, to - from, buffer(layout, last) + payload)?;
+            self.committed[kind].fetch_max(end, AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Takes back a call that no worker has claimed; whether it was in time.
+    pub fn take_back(&self, pass: PassId) -> bool {
+        if !self.ring.range(self.client).contains(&pass.slot) {
+            return false;
+        }
+        let word = self.word(pass.slot);
+        let is_it = word.generation() == pass.generation;
+        let taken = is_it && self.ring.board().take_back(pass.slot, word).is_some();
+        if taken {
+            self.give_back(pass.slot);
+        }
+        taken
+    }
+
+    /// The right to collect; `None` while another thread has it.
+    pub fn drain(&self) -> Option<Drain<'_>> {
+        self.ring.assert_here();
+        match self.drain.try_lock() {
+            Ok(guard) => Some(Drain { range: self, _guard: guard }),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                Some(Drain { range: self, _guard: PoisonError::into_inner(poisoned) })
+            }
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whether any slot may be done.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        let range = self.ring.range(self.client);
+        range.step_by(WORD_SLOTS as usize).any(|slot| self.ring.completions(slot).load(SeqCst) != 0)
+    }
+
+    /// Slots that are done though nobody said so: found by looking at each.
+    pub fn find_unannounced(&self) {
+        for slot in self.ring.range(self.client) {
+            if self.word(slot).is_done() {
+                self.ring.completions(slot).fetch_or(1 << (slot % WORD_SLOTS), AcqRel);
+            }
+        }
+    }
+}
+
+impl FreeSlot<'_> {
+    /// The pass that it will hold.
+    pub fn pass(&self) -> PassId {
+        let next = self.free.ready().map_or(0, SlotWord::generation);
+        PassId { slot: self.slot, generation: next }
+    }
+
+    /// Writes the call and makes it ready. Then a worker is to be woken.
+    ///
+    /// `arguments` are at most a payload of the layout; `deadline_us` limits one run, and counts
+    /// where the call is timed.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for the slot's buffers: nothing was submitted.
+    #[inline]
+    pub fn publish(
+        self,
+        call: Call,
+        arguments: &[u8],
+        tag: u64,
+        deadline_us: u64,
+    ) -> io::Result<PassId> {
+        let (range, ring, layout) = (self.range, &*self.range.ring, self.range.ring.layout());
+        // The result's too: a worker must not find that there is no room for what it has made.
+        range.commit(0, Layout::result_buffer, self.slot)?;
+        if arguments.len() > INLINE_BYTES {
+            assert!(arguments.len() <= layout.geometry.payload_bytes as usize);
+            range.commit(1, Layout::argument_buffer, self.slot)?;
+        }
+        let slot = ring.table.slot(self.slot);
+        slot.call.store(call.to_bits(), Relaxed);
+        slot.tag.store(tag, Relaxed);
+        if call.timed {
+            slot.deadline_us.store(deadline_us, Relaxed);
+        }
+        let buffer = ring.buffer(
+            self.slot,
+            &slot.arguments,
+            arguments.len(),
+            layout.argument_buffer(self.slot),
+        );
+        // SAFETY: the slot is FREE and this token is alone with it (see the table above), so nobody
+        // else touches its bytes; the buffer has room for as many, checked above.
+        unsafe { buffer.copy_from_nonoverlapping(arguments.as_ptr(), arguments.len()) };
+        let pass = self.pass();
+        let published = ring.board().publish(self.slot, self.free, call.priority);
+        debug_assert!(published.is_some());
+        std::mem::forget(self);
+        Ok(pass)
+    }
+}
+
+impl Drop for FreeSlot<'_> {
+    fn drop(&mut self) {
+        self.range.give_back(self.slot);
+    }
+}
+
+impl Drain<'_> {
+    /// Hands every reply that is there to `each`, which says whether it has taken it: one that is
+    /// not taken stays. Their number.
+    #[inline]
+    pub fn collect(&mut self, mut each: impl FnMut(Arrived<'_>) -> bool) -> usize {
+        let range = self.range;
+        let mut collected = 0;
+        for index in 0..range.free.len() {
+            let first = range.first + index as u32 * WORD_SLOTS;
+            let completions = range.ring.completions(first);
+            if completions.load(Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = completions.swap(0, AcqRel);
+            let mut freed = 0;
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                bits &= bits - 1;
+                if self.collect_slot(first + bit, &mut each) {
+                    freed |= 1 << bit;
+                    collected += 1;
+                }
+            }
+            if freed != 0 {
+                range.free[index].fetch_or(freed, AcqRel);
+            }
+        }
+        if collected > 0 {
+            let counter = range.ring.client(range.client).collected();
+            counter.store(counter.load(Relaxed) + collected as u64, Relaxed);
+        }
+        collected
+    }
+
+    #[inline(always)]
+    fn collect_slot(&self, index: u32, each: &mut impl FnMut(Arrived<'_>) -> bool) -> bool {
+        let ring = &*self.range.ring;
+        let Some(done) = ring.board().done(index) else { return false };
+        let slot = ring.table.slot(index);
+        let reply = Reply::from_bits(slot.reply.load(Relaxed), ring.layout.geometry.payload_bytes);
+        let bytes = reply.map_or(0, |reply| reply.bytes as usize);
+        let buffer = ring.buffer(index, &slot.result, bytes, ring.layout.result_buffer(index));
+        let arrived = Arrived {
+            pass: PassId { slot: index, generation: done.generation() },
+            tag: slot.tag.load(Relaxed),
+            attempt: done.attempt(),
+            reply,
+            // SAFETY: the slot is DONE, so only its client, which is this one, touches its bytes, and
+            // of its threads only the one with the `Drain`; the length was checked by `from_bits`.
+            bytes: unsafe { std::slice::from_raw_parts(buffer, bytes) },
+        };
+        each(arrived) && ring.board().collect(index, done).is_some()
+    }
+}
+
+/// A worker's place, with its lock.
+#[derive(Debug)]
+pub struct WorkerSeat {
+    ring: Arc<PassRing>,
+    index: WorkerIndex,
+    walker: Walker,
+    _lock: ByteLock,
+}
+
+/// A call that was claimed, to be run.
+#[derive(Debug)]
+pub struct ClaimedCall<'s> {
+    ring: &'s PassRing,
+    claim: Claim,
+    call: Result<Call, FrameError>,
+}
+
+/// Where the reply to a call is written.
+#[derive(Debug)]
+pub struct ReplyWriter<'c> {
+    ring: &'c PassRing,
+    slot: u32,
+    /// Bytes that were offered; more than the payload where they did not fit.
+    offered: u64,
+}
+
+impl WorkerSeat {
+    /// The seat of a worker whose lock is held, and whose predecessor was recovered.
+    pub fn new(ring: Arc<PassRing>, index: WorkerIndex, lock: ByteLock) -> Self {
+        Self { ring, index, walker: Walker::default(), _lock: lock }
+    }
+
+    /// The memory.
+    pub fn ring(&self) -> &PassRing {
+        &self.ring
+    }
+
+    /// Which worker.
+    pub fn index(&self) -> WorkerIndex {
+        self.index
+    }
+
+    /// Its row.
+    #[inline(always)]
+    pub fn row(&self) -> &WorkerRow {
+        self.ring.worker(self.index)
+    }
+
+    /// Looks at everything anew: it can run more than before.
+    pub fn rewind(&mut self) {
+        self.walker.rewind();
+    }
+
+    /// Claims the next hinted call that it can run.
+    #[inline]
+    pub fn claim(&mut self, can_run: impl Fn(ClosureId) -> bool + Copy) -> Option<ClaimedCall<'_>> {
+        let claim = self.ring.board().claim(&mut self.walker, self.index, can_run)?;
+        Some(ClaimedCall::new(&self.ring, claim))
+    }
+
+    /// Claims a call that it can run among all slots, hinted or not.
+    pub fn scan(&mut self, can_run: impl Fn(ClosureId) -> bool + Copy) -> Option<ClaimedCall<'_>> {
+        for index in 0..self.ring.layout().geometry.clients as u16 {
+            let client = ClientIndex(index);
+            // A range that nobody ever had is empty.
+            if self.ring.client(client).holder.epoch.load(Acquire) != 0
+                && let Some(claim) =
+                    self.ring.board().scan(self.ring.range(client), self.index, can_run)
+            {
+                return Some(ClaimedCall::new(&self.ring, claim));
+            }
+        }
+        None
+    }
+}
+
+impl<'s> ClaimedCall<'s> {
+    #[inline(always)]
+    fn new(ring: &'s PassRing, claim: Claim) -> Self {
+        let call = Call::from_bits(ring.table.call(claim.slot).load(Relaxed));
+        Self { ring, claim, call: call.check(ring.layout.geometry.payload_bytes) }
+    }
+
+    /// The call's description.
+    ///
+    /// # Errors
+    ///
+    /// The slot holds nonsense.
+    pub fn call(&self) -> Result<Call, FrameError> {
+        self.call
+    }
+
+    /// Which pass it is.
+    pub fn pass(&self) -> PassId {
+        PassId { slot: self.claim.slot, generation: self.claim.word.generation() }
+    }
+
+    /// Which run this is, from zero.
+    pub fn attempt(&self) -> u8 {
+        self.claim.word.attempt()
+    }
+
+    /// How long it may run, in microseconds, where the call is timed.
+    pub fn deadline_us(&self) -> u64 {
+        self.ring.table.slot(self.claim.slot).deadline_us.load(Relaxed)
+    }
+
+    /// Its arguments, where they lie, and the place for its reply.
+    #[inline]
+    pub fn parts(&mut self) -> (&[u8], ReplyWriter<'_>) {
+        let bytes = self.call.map_or(0, |call| call.bytes as usize);
+        let slot = self.ring.table.slot(self.claim.slot);
+        let offset = self.ring.layout.argument_buffer(self.claim.slot);
+        let buffer = self.ring.buffer(self.claim.slot, &slot.arguments, bytes, offset);
+        // SAFETY: the slot is CLAIMED by this worker, which is alive and so keeps it; nobody writes
+        // its call before it is done, which takes this token. The length was checked. The reply lies
+        // in other bytes.
+        let arguments = unsafe { std::slice::from_raw_parts(buffer, bytes) };
+        (arguments, ReplyWriter { ring: self.ring, slot: self.claim.slot, offered: 0 })
+    }
+
+    /// The reply is written: gives the slot back to its client, and tells it.
+    #[inline]
+    pub fn complete(self, reply: Reply) {
+        self.ring.table.slot(self.claim.slot).reply.store(reply.to_bits(), Relaxed);
+        if self.ring.board().complete(self.claim) {
+            self.ring.tell_client(self.claim.slot);
+        }
+    }
+}
+
+impl ReplyWriter<'_> {
+    /// Appends bytes, as long as they fit.
+    #[inline]
+    pub fn write(&mut self, bytes: &[u8]) {
+        let at = self.offered;
+        self.offered += bytes.len() as u64;
+        let limit = (self.ring.layout.geometry.payload_bytes as usize).max(INLINE_BYTES);
+        if self.offered > limit as u64 {
+            return;
+        }
+        let (at, end) = (at as usize, self.offered as usize);
+        let inline: *mut u8 = self.ring.table.slot(self.slot).result.get().cast();
+        let target = if end <= INLINE_BYTES {
+            inline
+        } else {
+            let buffer: *mut u8 = self.ring.at(self.ring.layout.result_buffer(self.slot));
+            if at <= INLINE_BYTES {
+                // SAFETY: the first `at` bytes were written inline by this writer; see below.
+                unsafe { buffer.copy_from_nonoverlapping(inline, at) };
+            }
+            buffer
+        };
+        // SAFETY: the slot is CLAIMED by the worker whose call made this writer, and the writer
+        // borrows the call, so nobody else touches the bytes of its result; `end` is within the
+        // payload, whose memory was committed before the call was submitted.
+        unsafe { target.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Forgets what was written.
+    pub fn clear(&mut self) {
+        self.offered = 0;
+    }
+
+    /// Bytes that were offered.
+    pub fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    /// Most bytes that fit.
+    pub fn limit(&self) -> usize {
+        (self.ring.layout.geometry.payload_bytes as usize).max(INLINE_BYTES)
+    }
+}
