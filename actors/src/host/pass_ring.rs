@@ -1,9 +1,8 @@
 //! The pass memory as typed records, and the bytes of a slot for who owns them.
 //!
-//! The rules are in [`meshwork_protocol::pass`]; here they meet the memory. A record of the file is
-//! a struct of atomics, so any process may write any of it at any time and this one stays sound. Only
-//! the bytes of calls and replies are plain memory, and they are reached through three tokens, each
-//! of which stands for a state of the slot's word:
+//! The rules are in [`meshwork_protocol::pass`]; here they meet the memory. The records are atomics
+//! ([`super::records`]). Only the bytes of calls and replies are plain memory, and they are reached
+//! through three tokens, each of which stands for a state of the slot's word:
 //!
 //! | token | state | what it may do | why it is alone |
 //! |---|---|---|---|
@@ -13,7 +12,6 @@
 #![allow(unsafe_code, reason = "plain bytes in memory that several processes map")]
 
 use std::cell::UnsafeCell;
-use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
@@ -22,249 +20,15 @@ use std::{fmt, io};
 
 use meshwork_protocol::pass::board::{Board, Walker};
 use meshwork_protocol::pass::frame::{Call, FrameError, INLINE_BYTES, Reply, Status};
-use meshwork_protocol::pass::layout::{
-    CLIENT_ROW_BYTES, CLOSURE_ROW_BYTES, CLOSURES, LINE_BYTES, Layout, NAME_BYTES, SLOT_BYTES,
-    WORD_SLOTS, WORKER_ROW_BYTES, field_offset,
-};
+use meshwork_protocol::pass::layout::{CLOSURES, Layout, WORD_SLOTS};
 use meshwork_protocol::pass::ring::{Claim, HintRing, Slots};
 use meshwork_protocol::pass::slot::{SlotState, SlotWord};
 use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
 use rustix::thread::futex;
 
 use super::mapped_file::{ByteLock, MappedFile, ProcessMark};
-
-/// A name in a record.
-#[repr(C)]
-#[derive(Debug)]
-pub struct NameField {
-    bytes: AtomicU64,
-    text: [AtomicU64; NAME_BYTES / 8],
-}
-
-impl NameField {
-    /// Writes a name, cut to [`NAME_BYTES`] at a character.
-    pub fn write(&self, name: &str) {
-        let mut end = name.len().min(NAME_BYTES);
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
-        let mut padded = [0; NAME_BYTES];
-        padded[..end].copy_from_slice(&name.as_bytes()[..end]);
-        for (word, eight) in self.text.iter().zip(padded.chunks_exact(8)) {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(eight);
-            word.store(u64::from_ne_bytes(bytes), Relaxed);
-        }
-        // Pair `name`.
-        self.bytes.store(end as u64, Release);
-    }
-
-    /// The name; what is not UTF-8 in it is replaced.
-    pub fn read(&self) -> String {
-        // Pair `name`.
-        let end = (self.bytes.load(Acquire) as usize).min(NAME_BYTES);
-        let bytes: Vec<u8> =
-            self.text.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(end).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-}
-
-/// The part of the header that changes.
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub struct HeaderWords {
-    fixed: [AtomicU64; 16],
-    /// Counts who joins and leaves.
-    pub roster: AtomicU64,
-    /// Passes of dead workers that waited again.
-    pub requeued: AtomicU64,
-    /// Passes whose attempts were over.
-    pub poisoned: AtomicU64,
-    /// Replies that a client took over from its predecessor.
-    pub adopted: AtomicU64,
-    /// Replies that nobody came for.
-    pub orphaned: AtomicU64,
-}
-
-/// Who holds a row.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct Holder {
-    /// Odd while the row is held.
-    pub epoch: AtomicU64,
-    /// Its process.
-    pub pid: AtomicU32,
-    /// When that process started, in ticks since the boot: tells it from a later one of its number.
-    pub pid_start: AtomicU64,
-    /// The namespace that the number is of; 0 where it is not known.
-    pub pid_namespace: AtomicU64,
-    /// When it joined, in microseconds since the boot.
-    pub joined_us: AtomicU64,
-}
-
-/// A worker's row.
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub struct WorkerRow {
-    /// Who holds it.
-    pub holder: Holder,
-    wake: AtomicU32,
-    /// A bit for each closure that it runs, by the closure's row.
-    pub runs: [AtomicU64; CLOSURES / 64],
-    hot: WorkerHot,
-    /// What it is called.
-    pub name: NameField,
-}
-
-/// What a worker writes while it works.
-#[repr(C, align(64))]
-#[derive(Debug)]
-struct WorkerHot {
-    current: AtomicU64,
-    deadline_us: AtomicU64,
-    finished: AtomicU64,
-    spare: [AtomicU64; 5],
-}
-
-impl WorkerRow {
-    /// The slot of the timed pass that runs, plus one; 0 while none does.
-    pub fn current(&self) -> &AtomicU64 {
-        &self.hot.current
-    }
-
-    /// When that pass must have ended, in microseconds since the boot; 0 while none runs.
-    pub fn deadline_us(&self) -> &AtomicU64 {
-        &self.hot.deadline_us
-    }
-
-    /// Passes it has finished.
-    pub fn finished(&self) -> &AtomicU64 {
-        &self.hot.finished
-    }
-
-    /// What it waits on.
-    pub fn wake_word(&self) -> &AtomicU32 {
-        &self.wake
-    }
-}
-
-/// A client's row.
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub struct ClientRow {
-    /// Who holds it.
-    pub holder: Holder,
-    wake: AtomicU32,
-    sleeping: AtomicU64,
-    hot: ClientHot,
-    /// What it is called.
-    pub name: NameField,
-}
-
-#[repr(C, align(64))]
-#[derive(Debug)]
-struct ClientHot {
-    collected: AtomicU64,
-    left_us: AtomicU64,
-    spare: [AtomicU64; 6],
-}
-
-impl ClientRow {
-    /// Replies it has collected.
-    pub fn collected(&self) -> &AtomicU64 {
-        &self.hot.collected
-    }
-
-    /// When its end was noticed, in microseconds since the boot; 0 while it is there.
-    pub fn left_us(&self) -> &AtomicU64 {
-        &self.hot.left_us
-    }
-
-    /// Nonzero while it waits.
-    pub fn sleeping(&self) -> &AtomicU64 {
-        &self.sleeping
-    }
-
-    /// What it waits on.
-    pub fn wake_word(&self) -> &AtomicU32 {
-        &self.wake
-    }
-}
-
-/// A closure's row. Taken once, and for good.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct ClosureRow {
-    id: AtomicU64,
-    /// What it is called.
-    pub name: NameField,
-}
-
-/// Two words on lines of their own.
-#[repr(C, align(128))]
-#[derive(Debug)]
-struct Line(AtomicU64);
-
-/// A slot.
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub struct Slot {
-    word: AtomicU64,
-    call: AtomicU64,
-    arguments: UnsafeCell<[u8; INLINE_BYTES]>,
-    reply: AtomicU64,
-    tag: AtomicU64,
-    result: UnsafeCell<[u8; INLINE_BYTES]>,
-    deadline_us: AtomicU64,
-    spare: [AtomicU64; 15],
-}
-
-const _: () = {
-    macro_rules! holds {
-        ($type:ty, $record:literal, $($field:ident).+ = $name:literal) => {
-            assert!(offset_of!($type, $($field).+) == field_offset($record, $name));
-        };
-    }
-    assert!(size_of::<WorkerRow>() == WORKER_ROW_BYTES);
-    assert!(size_of::<ClientRow>() == CLIENT_ROW_BYTES);
-    assert!(size_of::<ClosureRow>() == CLOSURE_ROW_BYTES);
-    assert!(size_of::<Slot>() == SLOT_BYTES);
-    assert!(size_of::<Line>() == LINE_BYTES);
-    holds!(HeaderWords, "header", roster = "roster");
-    holds!(HeaderWords, "header", requeued = "requeued");
-    holds!(HeaderWords, "header", poisoned = "poisoned");
-    holds!(HeaderWords, "header", adopted = "adopted");
-    holds!(HeaderWords, "header", orphaned = "orphaned");
-    holds!(WorkerRow, "worker", holder.epoch = "epoch");
-    holds!(WorkerRow, "worker", holder.pid = "pid");
-    holds!(WorkerRow, "worker", holder.pid_start = "pid_start");
-    holds!(WorkerRow, "worker", holder.pid_namespace = "pid_namespace");
-    holds!(WorkerRow, "worker", holder.joined_us = "joined_us");
-    holds!(WorkerRow, "worker", wake = "wake");
-    holds!(WorkerRow, "worker", runs = "runs");
-    holds!(WorkerRow, "worker", hot.current = "current");
-    holds!(WorkerRow, "worker", hot.deadline_us = "deadline_us");
-    holds!(WorkerRow, "worker", hot.finished = "finished");
-    holds!(WorkerRow, "worker", name.bytes = "name_bytes");
-    holds!(WorkerRow, "worker", name.text = "name");
-    holds!(ClientRow, "client", holder.epoch = "epoch");
-    holds!(ClientRow, "client", wake = "wake");
-    holds!(ClientRow, "client", sleeping = "sleeping");
-    holds!(ClientRow, "client", hot.collected = "collected");
-    holds!(ClientRow, "client", hot.left_us = "left_us");
-    holds!(ClientRow, "client", name.bytes = "name_bytes");
-    holds!(ClientRow, "client", name.text = "name");
-    holds!(ClosureRow, "closure", id = "id");
-    holds!(ClosureRow, "closure", name.bytes = "name_bytes");
-    holds!(ClosureRow, "closure", name.text = "name");
-    holds!(Slot, "slot", word = "word");
-    holds!(Slot, "slot", call = "call");
-    holds!(Slot, "slot", arguments = "arguments");
-    holds!(Slot, "slot", reply = "reply");
-    holds!(Slot, "slot", tag = "tag");
-    holds!(Slot, "slot", result = "result");
-    holds!(Slot, "slot", deadline_us = "deadline_us");
-};
+pub use super::records::{ClientRow, ClosureRow, HeaderWords, Holder, WorkerRow};
+use super::records::{Line, Slot};
 
 /// What holds the memory of a ring.
 #[derive(Debug)]
@@ -525,11 +289,15 @@ impl PassRing {
         }
     }
 
-    /// Wakes a sleeping worker that may run this closure, if there is one.
+    /// Wakes a sleeping worker that may be woken, if there is one. Whether there was.
     #[inline]
-    pub fn wake_worker(&self, can_run: impl Fn(WorkerIndex) -> bool) {
-        if let Some(worker) = self.board().take_sleeper(can_run) {
-            wake(&self.worker(worker).wake);
+    pub fn wake_worker(&self, can_run: impl Fn(WorkerIndex) -> bool) -> bool {
+        match self.board().take_sleeper(can_run) {
+            Some(worker) => {
+                wake(&self.worker(worker).wake);
+                true
+            }
+            None => false,
         }
     }
 
@@ -597,14 +365,6 @@ impl PassRing {
     }
 }
 
-impl ClosureRow {
-    /// The closure that has it.
-    pub fn id(&self) -> Option<ClosureId> {
-        let id = self.id.load(Acquire);
-        (id != 0).then_some(ClosureId(id as u32))
-    }
-}
-
 /// Wakes whoever waits on a word.
 pub fn wake(word: &AtomicU32) {
     word.fetch_add(1, Release);
@@ -639,6 +399,10 @@ pub struct SlotRange {
     free: Box<[AtomicU64]>,
     /// Up to where the buffers for results and for arguments have memory.
     committed: [AtomicUsize; 2],
+    /// A bit for each reply that was found and left.
+    left: Box<[AtomicU64]>,
+    /// A bit for each slot that holds a pass of another client, which is dead.
+    inherited: Box<[AtomicU64]>,
     drain: Mutex<()>,
     _lock: ByteLock,
 }
@@ -674,22 +438,38 @@ pub struct Arrived<'a> {
 }
 
 impl SlotRange {
-    /// The range of a client whose lock is held. Slots that are free in it can be used.
-    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock) -> Self {
+    /// The range of a client whose lock is held. Slots that are free in it can be used; of those that
+    /// are not, the replies are collected as one's own if the client `adopts` them, and else dropped
+    /// and counted.
+    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock, adopts: bool) -> Self {
         let slots = ring.range(client);
         let words = (slots.len() as u32 / WORD_SLOTS) as usize;
-        let free = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
         let begin =
             |kind: fn(&Layout, u32) -> usize| AtomicUsize::new(kind(ring.layout(), slots.start));
         let committed = [begin(Layout::result_buffer), begin(Layout::argument_buffer)];
         let first = slots.start;
-        let range =
-            Self { ring, client, first, free, committed, drain: Mutex::new(()), _lock: lock };
+        let range = Self {
+            ring,
+            client,
+            first,
+            free: bits(),
+            committed,
+            left: bits(),
+            inherited: bits(),
+            drain: Mutex::new(()),
+            _lock: lock,
+        };
         for slot in slots {
             if range.word(slot).state() == Some(SlotState::Free) {
                 range.give_back(slot);
+            } else if !adopts {
+                let place = slot - range.first;
+                range.inherited[(place / WORD_SLOTS) as usize]
+                    .fetch_or(1 << (place % WORD_SLOTS), AcqRel);
             }
         }
+        range.find_unannounced();
         range
     }
 
@@ -770,18 +550,41 @@ impl SlotRange {
         Ok(())
     }
 
-    /// Takes back a call that no worker has claimed; whether it was in time.
-    pub fn take_back(&self, pass: PassId) -> bool {
+    /// Takes back a call that no worker has claimed: its tag, and what `forget` made of it before the
+    /// slot could be used again. `None` if it is too late.
+    pub fn take_back<R>(&self, pass: PassId, forget: impl FnOnce(PassId) -> R) -> Option<(u64, R)> {
         if !self.ring.range(self.client).contains(&pass.slot) {
-            return false;
+            return None;
         }
         let word = self.word(pass.slot);
-        let is_it = word.generation() == pass.generation;
-        let taken = is_it && self.ring.board().take_back(pass.slot, word).is_some();
-        if taken {
-            self.give_back(pass.slot);
+        let tag = self.ring.table.slot(pass.slot).tag.load(Relaxed);
+        if word.generation() != pass.generation {
+            return None;
         }
-        taken
+        self.ring.board().take_back(pass.slot, word)?;
+        let forgotten = forget(pass);
+        self.give_back(pass.slot);
+        Some((tag, forgotten))
+    }
+
+    /// Slots that hold a reply.
+    pub fn done(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ring.range(self.client).filter(|slot| self.word(*slot).is_done())
+    }
+
+    /// Whether nothing is in any slot.
+    pub fn is_all_free(&self) -> bool {
+        self.ring.range(self.client).all(|slot| self.word(slot).state() == Some(SlotState::Free))
+    }
+
+    /// Slots whose call waits, and how often it was begun.
+    pub fn waiting(&self) -> impl Iterator<Item = (PassId, ClosureId, u8)> + '_ {
+        self.ring.range(self.client).filter_map(|slot| {
+            let word = self.word(slot);
+            let call = Call::from_bits(self.ring.table.call(slot).load(Relaxed));
+            let pass = PassId { slot, generation: word.generation() };
+            word.is_ready().then_some((pass, call.closure, word.attempt()))
+        })
     }
 
     /// The right to collect; `None` while another thread has it.
@@ -801,6 +604,11 @@ impl SlotRange {
     pub fn has_news(&self) -> bool {
         let range = self.ring.range(self.client);
         range.step_by(WORD_SLOTS as usize).any(|slot| self.ring.completions(slot).load(SeqCst) != 0)
+    }
+
+    /// Whether any reply was left by who did not want it.
+    pub fn has_left(&self) -> bool {
+        self.left.iter().any(|word| word.load(Relaxed) != 0)
     }
 
     /// Slots that are done though nobody said so: found by looking at each.
@@ -874,26 +682,36 @@ impl Drop for FreeSlot<'_> {
 
 impl Drain<'_> {
     /// Hands every reply that is there to `each`, which says whether it has taken it: one that is
-    /// not taken stays. Their number.
+    /// left stays, and is handed out again to who asks for `left` ones too. How many were taken.
     #[inline]
-    pub fn collect(&mut self, mut each: impl FnMut(Arrived<'_>) -> bool) -> usize {
+    pub fn collect(&mut self, left: bool, mut each: impl FnMut(Arrived<'_>) -> bool) -> usize {
         let range = self.range;
         let mut collected = 0;
         for index in 0..range.free.len() {
             let first = range.first + index as u32 * WORD_SLOTS;
             let completions = range.ring.completions(first);
-            if completions.load(Relaxed) == 0 {
-                continue;
+            let mut bits = 0;
+            if completions.load(Relaxed) != 0 {
+                bits = completions.swap(0, AcqRel);
             }
-            let mut bits = completions.swap(0, AcqRel);
-            let mut freed = 0;
+            if left && range.left[index].load(Relaxed) != 0 {
+                bits |= range.left[index].swap(0, AcqRel);
+            }
+            let (mut freed, mut kept) = (0, 0);
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
-                if self.collect_slot(first + bit, &mut each) {
-                    freed |= 1 << bit;
-                    collected += 1;
+                match self.collect_slot(first + bit, &mut each) {
+                    Collected::Nothing => {}
+                    Collected::Taken => {
+                        freed |= 1 << bit;
+                        collected += 1;
+                    }
+                    Collected::Left => kept |= 1 << bit,
                 }
+            }
+            if kept != 0 {
+                range.left[index].fetch_or(kept, AcqRel);
             }
             if freed != 0 {
                 range.free[index].fetch_or(freed, AcqRel);
@@ -907,9 +725,9 @@ impl Drain<'_> {
     }
 
     #[inline(always)]
-    fn collect_slot(&self, index: u32, each: &mut impl FnMut(Arrived<'_>) -> bool) -> bool {
+    fn collect_slot(&self, index: u32, each: &mut impl FnMut(Arrived<'_>) -> bool) -> Collected {
         let ring = &*self.range.ring;
-        let Some(done) = ring.board().done(index) else { return false };
+        let Some(done) = ring.board().done(index) else { return Collected::Nothing };
         let slot = ring.table.slot(index);
         let reply = Reply::from_bits(slot.reply.load(Relaxed), ring.layout.geometry.payload_bytes);
         let bytes = reply.map_or(0, |reply| reply.bytes as usize);
@@ -923,8 +741,19 @@ impl Drain<'_> {
             // of its threads only the one with the `Drain`; the length was checked by `from_bits`.
             bytes: unsafe { std::slice::from_raw_parts(buffer, bytes) },
         };
-        each(arrived) && ring.board().collect(index, done).is_some()
+        if !each(arrived) {
+            return Collected::Left;
+        }
+        ring.board().collect(index, done);
+        Collected::Taken
     }
+}
+
+enum Collected {
+    /// It was not done.
+    Nothing,
+    Taken,
+    Left,
 }
 
 /// A worker's place, with its lock.
