@@ -36,6 +36,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Polls without a reply between two readings of the clock.
 const POLLS: u32 = 4_096;
 
+/// Passes under way from which on a poll lets replies gather, and for how many pauses of the
+/// processor (about 40 ns each): less than a microsecond, when there are many times that to do.
+const GATHER_FROM: u32 = 64;
+const GATHER_PAUSES: u32 = 12;
+
 /// Batches after which the collector thread looks whether it should look at the slots themselves.
 const BATCHES: u32 = 1_024;
 
@@ -230,6 +235,7 @@ impl PassClient {
             shared.nothing_polled();
             return 0;
         }
+        shared.let_gather();
         shared.collect(true, &mut |_| {}, |completion| {
             each(completion);
             true
@@ -506,6 +512,18 @@ impl Shared {
 
     fn take_returned(&self, mut each: impl FnMut(Completion<'_>)) -> usize {
         std::iter::from_fn(|| self.pop_returned()).map(&mut each).count()
+    }
+
+    /// While many are under way, waits a moment for more of them to come: to collect them singly
+    /// would take the lines that they come on from the workers each time.
+    #[inline(always)]
+    fn let_gather(&self) {
+        let under_way = self.waiters.len() as u32 - self.range.room();
+        if under_way >= GATHER_FROM {
+            for _ in 0..GATHER_PAUSES {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     #[inline(always)]

@@ -14,7 +14,7 @@
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::{fmt, io};
 
@@ -64,6 +64,29 @@ impl SlotTable {
     }
 }
 
+impl SlotTable {
+    /// Asks for the slot's lines, to be written, so that they come while something else is done.
+    #[inline(always)]
+    fn fetch(&self, slot: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let slot: *const Slot = self.slot(slot);
+            // SAFETY: a prefetch reads and writes nothing that a program could see; a processor that
+            // does not know this one does nothing.
+            unsafe {
+                std::arch::asm!(
+                    "prefetchw [{slot}]",
+                    "prefetchw [{slot} + 64]",
+                    slot = in(reg) slot,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = slot;
+    }
+}
+
 impl Slots for SlotTable {
     type Word = AtomicU64;
 
@@ -83,18 +106,7 @@ impl Slots for SlotTable {
 
     #[inline(always)]
     fn expect(&self, slot: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let slot: *const Slot = self.slot(slot);
-            // SAFETY: a prefetch reads nothing that a program could see.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(slot.cast());
-                _mm_prefetch::<_MM_HINT_T0>(slot.cast::<i8>().add(64));
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = slot;
+        self.fetch(slot);
     }
 }
 
@@ -102,6 +114,7 @@ impl Slots for SlotTable {
 #[derive(Debug)]
 pub struct PassRing {
     table: SlotTable,
+    base: NonNull<u8>,
     backing: Backing,
     layout: Layout,
     mark: ProcessMark,
@@ -130,11 +143,14 @@ impl PassRing {
 
     fn over(backing: Backing, layout: Layout, mark: ProcessMark) -> Self {
         let base = Self::base_of(&backing);
-        // SAFETY: the layout of a backing lies within it, and its slots are aligned to a line; a
-        // mapping and an allocation do not begin at null.
-        let slots = unsafe { NonNull::new_unchecked(base.add(layout.slots).cast()) };
+        // SAFETY: neither a mapping nor an allocation begins at null; the layout of a backing lies
+        // within it, and its slots are aligned to a line.
+        let (base, slots) = unsafe {
+            let base = NonNull::new_unchecked(base);
+            (base, base.add(layout.slots).cast())
+        };
         let table = SlotTable { slots, count: layout.slot_count() };
-        Self { table, backing, layout, mark }
+        Self { table, base, backing, layout, mark }
     }
 
     fn base_of(backing: &Backing) -> *mut u8 {
@@ -149,7 +165,7 @@ impl PassRing {
     fn at<T>(&self, offset: usize) -> *mut T {
         debug_assert!(offset + size_of::<T>() <= self.layout.file_bytes);
         // SAFETY: callers pass offsets of the layout, which lies within the backing.
-        unsafe { Self::base_of(&self.backing).add(offset).cast() }
+        unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
     /// Where everything lies.
@@ -255,23 +271,25 @@ impl PassRing {
     #[inline(always)]
     pub fn board(&self) -> Board<'_, SlotTable> {
         self.assert_here();
-        let cells = self.layout.ring_cells() as usize;
-        let ring = |index: usize| {
-            // SAFETY: heads, tails and cells of two rings lie here by the layout.
-            let (ends, cells) = unsafe {
-                let ends: *const Line = self.at::<Line>(self.layout.rings).add(2 * index);
-                let first: *const AtomicU64 =
-                    self.at::<AtomicU64>(self.layout.cells).add(index * cells);
-                (std::slice::from_raw_parts(ends, 2), std::slice::from_raw_parts(first, cells))
-            };
-            HintRing::new(&ends[1].0, &ends[0].0, cells).expect("the layout rounds the cells up")
-        };
         // SAFETY: a bit for each worker lies here by the layout.
         let sleepers = unsafe {
             let words = self.layout.geometry.workers as usize / 64;
             std::slice::from_raw_parts(self.at(self.layout.sleepers), words)
         };
-        Board { slots: &self.table, high: ring(0), low: ring(1), sleepers }
+        Board { slots: &self.table, high: self.hints(0), low: self.hints(1), sleepers }
+    }
+
+    #[inline(always)]
+    fn hints(&self, index: usize) -> HintRing<'_, AtomicU64> {
+        let cells = self.layout.ring_cells as usize;
+        // SAFETY: heads, tails and cells of two rings lie here by the layout.
+        let (ends, cells) = unsafe {
+            let ends: *const Line = self.at::<Line>(self.layout.rings).add(2 * index);
+            let first: *const AtomicU64 =
+                self.at::<AtomicU64>(self.layout.cells).add(index * cells);
+            (std::slice::from_raw_parts(ends, 2), std::slice::from_raw_parts(first, cells))
+        };
+        HintRing::new(&ends[1].0, &ends[0].0, cells)
     }
 
     /// Which client a slot belongs to.
@@ -358,10 +376,14 @@ impl PassRing {
         slot: u32,
         inline: &UnsafeCell<[u8; INLINE_BYTES]>,
         bytes: usize,
-        offset: usize,
+        offset: fn(&Layout, u32) -> usize,
     ) -> *mut u8 {
         debug_assert!(slot < self.table.count);
-        if bytes <= INLINE_BYTES { inline.get().cast() } else { self.at(offset) }
+        if bytes <= INLINE_BYTES {
+            inline.get().cast()
+        } else {
+            self.at(offset(&self.layout, slot))
+        }
     }
 }
 
@@ -397,14 +419,32 @@ pub struct SlotRange {
     first: u32,
     /// A bit for each slot that is free and nobody's.
     free: Box<[AtomicU64]>,
-    /// Up to where the buffers for results and for arguments have memory.
-    committed: [AtomicUsize; 2],
+    /// How many slots, from the first, have memory behind their buffers of each kind.
+    committed: [AtomicU32; 2],
+    /// Where the last hint of each priority went.
+    near: [AtomicU64; 2],
     /// A bit for each reply that was found and left.
     left: Box<[AtomicU64]>,
     /// A bit for each slot that holds a pass of another client, which is dead.
     inherited: Box<[AtomicU64]>,
     drain: Mutex<()>,
     _lock: ByteLock,
+}
+
+/// The two buffers of a slot.
+#[derive(Clone, Copy)]
+enum Buffers {
+    Results,
+    Arguments,
+}
+
+impl Buffers {
+    fn of(self, layout: &Layout, slot: u32) -> usize {
+        match self {
+            Self::Results => layout.result_buffer(slot),
+            Self::Arguments => layout.argument_buffer(slot),
+        }
+    }
 }
 
 /// A free slot, to be written.
@@ -445,9 +485,7 @@ impl SlotRange {
         let slots = ring.range(client);
         let words = (slots.len() as u32 / WORD_SLOTS) as usize;
         let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
-        let begin =
-            |kind: fn(&Layout, u32) -> usize| AtomicUsize::new(kind(ring.layout(), slots.start));
-        let committed = [begin(Layout::result_buffer), begin(Layout::argument_buffer)];
+        let committed = [AtomicU32::new(0), AtomicU32::new(0)];
         let first = slots.start;
         let range = Self {
             ring,
@@ -455,6 +493,7 @@ impl SlotRange {
             first,
             free: bits(),
             committed,
+            near: [AtomicU64::new(0), AtomicU64::new(0)],
             left: bits(),
             inherited: bits(),
             drain: Mutex::new(()),
@@ -521,32 +560,31 @@ impl SlotRange {
 
     /// Puts memory behind a buffer of a slot.
     #[inline(always)]
-    fn commit(&self, kind: usize, buffer: fn(&Layout, u32) -> usize, slot: u32) -> io::Result<()> {
-        let layout = self.ring.layout();
-        let payload = layout.geometry.payload_bytes as usize;
-        let at = buffer(layout, slot);
-        if payload == 0 || at + payload <= self.committed[kind].load(Acquire) {
+    fn commit(&self, kind: Buffers, slot: u32) -> io::Result<()> {
+        if slot - self.first < self.committed[kind as usize].load(Acquire) {
             return Ok(());
         }
-        self.commit_slowly(kind, buffer, at + payload)
+        self.commit_slowly(kind, slot)
     }
 
     #[cold]
-    fn commit_slowly(
-        &self,
-        kind: usize,
-        buffer: fn(&Layout, u32) -> usize,
-        to: usize,
-    ) -> io::Result<()> {
-        let Some(file) = self.ring.file() else { return Ok(()) };
+    fn commit_slowly(&self, kind: Buffers, slot: u32) -> io::Result<()> {
         let layout = self.ring.layout();
-        let payload = layout.geometry.payload_bytes as usize;
-        let last = self.first + self.free.len() as u32 * WORD_SLOTS - 1;
-        let from = self.committed[kind].load(Acquire);
-        if to > from {
-            let end = file.commit(from, to - from, buffer(layout, last) + payload)?;
-            self.committed[kind].fetch_max(end, AcqRel);
+        let each = layout.geometry.payload_bytes as usize;
+        let count = self.free.len() as u32 * WORD_SLOTS;
+        let begin = kind.of(layout, self.first);
+        let mut committed = count;
+        if let Some(file) = self.ring.file()
+            && each > 0
+        {
+            let from = kind.of(layout, self.first + self.committed[kind as usize].load(Acquire));
+            let to = kind.of(layout, slot) + each;
+            if to > from {
+                let end = file.commit(from, to - from, begin + count as usize * each)?;
+                committed = ((end - begin) / each) as u32;
+            }
         }
+        self.committed[kind as usize].fetch_max(committed, AcqRel);
         Ok(())
     }
 
@@ -646,10 +684,10 @@ impl FreeSlot<'_> {
     ) -> io::Result<PassId> {
         let (range, ring, layout) = (self.range, &*self.range.ring, self.range.ring.layout());
         // The result's too: a worker must not find that there is no room for what it has made.
-        range.commit(0, Layout::result_buffer, self.slot)?;
+        range.commit(Buffers::Results, self.slot)?;
         if arguments.len() > INLINE_BYTES {
             assert!(arguments.len() <= layout.geometry.payload_bytes as usize);
-            range.commit(1, Layout::argument_buffer, self.slot)?;
+            range.commit(Buffers::Arguments, self.slot)?;
         }
         let slot = ring.table.slot(self.slot);
         slot.call.store(call.to_bits(), Relaxed);
@@ -657,18 +695,15 @@ impl FreeSlot<'_> {
         if call.timed {
             slot.deadline_us.store(deadline_us, Relaxed);
         }
-        let buffer = ring.buffer(
-            self.slot,
-            &slot.arguments,
-            arguments.len(),
-            layout.argument_buffer(self.slot),
-        );
+        let buffer =
+            ring.buffer(self.slot, &slot.arguments, arguments.len(), Layout::argument_buffer);
         // SAFETY: the slot is FREE and this token is alone with it (see the table above), so nobody
         // else touches its bytes; the buffer has room for as many, checked above.
         unsafe { buffer.copy_from_nonoverlapping(arguments.as_ptr(), arguments.len()) };
         let pass = self.pass();
-        let published = ring.board().publish(self.slot, self.free, call.priority);
-        debug_assert!(published.is_some());
+        let near = &range.near[call.priority as usize];
+        let next = ring.board().publish(self.slot, self.free, call.priority, near.load(Relaxed));
+        near.store(next, Relaxed);
         std::mem::forget(self);
         Ok(pass)
     }
@@ -696,6 +731,11 @@ impl Drain<'_> {
             }
             if left && range.left[index].load(Relaxed) != 0 {
                 bits |= range.left[index].swap(0, AcqRel);
+            }
+            let mut coming = bits;
+            while coming != 0 {
+                range.ring.table.fetch(first + coming.trailing_zeros());
+                coming &= coming - 1;
             }
             let (mut freed, mut kept) = (0, 0);
             while bits != 0 {
@@ -731,7 +771,7 @@ impl Drain<'_> {
         let slot = ring.table.slot(index);
         let reply = Reply::from_bits(slot.reply.load(Relaxed), ring.layout.geometry.payload_bytes);
         let bytes = reply.map_or(0, |reply| reply.bytes as usize);
-        let buffer = ring.buffer(index, &slot.result, bytes, ring.layout.result_buffer(index));
+        let buffer = ring.buffer(index, &slot.result, bytes, Layout::result_buffer);
         let arrived = Arrived {
             pass: PassId { slot: index, generation: done.generation() },
             tag: slot.tag.load(Relaxed),
@@ -868,8 +908,8 @@ impl<'s> ClaimedCall<'s> {
     pub fn parts(&mut self) -> (&[u8], ReplyWriter<'_>) {
         let bytes = self.call.map_or(0, |call| call.bytes as usize);
         let slot = self.ring.table.slot(self.claim.slot);
-        let offset = self.ring.layout.argument_buffer(self.claim.slot);
-        let buffer = self.ring.buffer(self.claim.slot, &slot.arguments, bytes, offset);
+        let buffer =
+            self.ring.buffer(self.claim.slot, &slot.arguments, bytes, Layout::argument_buffer);
         // SAFETY: the slot is CLAIMED by this worker, which is alive and so keeps it; nobody writes
         // its call before it is done, which takes this token. The length was checked. The reply lies
         // in other bytes.

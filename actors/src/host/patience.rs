@@ -9,6 +9,11 @@ const WAKE: Duration = Duration::from_micros(50);
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 64;
 
+/// Finds in a row after which a look in vain lets work gather, and for how many pauses of the
+/// processor (about 40 ns each).
+const GATHER_FROM: u32 = 4;
+const GATHER_PAUSES: u32 = 8;
+
 /// A wait counts at most this long in the expectation, so that one quiet night does not make the
 /// first busy minute slow.
 const WAIT_MAX: Duration = Duration::from_millis(1);
@@ -30,6 +35,8 @@ pub enum Spin {
 pub struct Patience {
     spin: Spin,
     looks: u32,
+    /// Finds in a row, without a look in vain.
+    finds: u32,
     since: Option<Instant>,
     /// Smoothed over the last waits.
     expected: Duration,
@@ -38,14 +45,27 @@ pub struct Patience {
 impl Patience {
     /// A thread that expects work at once.
     pub fn new(spin: Spin) -> Self {
-        Self { spin, looks: 0, since: None, expected: Duration::ZERO }
+        Self { spin, looks: 0, finds: 0, since: None, expected: Duration::ZERO }
     }
 
     /// There was work.
     #[inline(always)]
     pub fn found(&mut self) {
+        self.finds += 1;
         if self.looks > 0 {
             self.end_of_wait();
+        }
+    }
+
+    /// The first look in vain after a row of finds: work comes faster than it is looked for, so let
+    /// some gather.
+    #[inline(always)]
+    fn let_gather(&mut self) {
+        let finds = std::mem::take(&mut self.finds);
+        if finds >= GATHER_FROM {
+            for _ in 0..GATHER_PAUSES {
+                std::hint::spin_loop();
+            }
         }
     }
 
@@ -65,11 +85,13 @@ impl Patience {
                 false
             }
             Spin::Always => {
+                self.let_gather();
                 std::hint::spin_loop();
                 true
             }
             Spin::Adaptive => {
                 self.looks += 1;
+                self.let_gather();
                 std::hint::spin_loop();
                 !self.looks.is_multiple_of(LOOKS) || self.is_worth_it()
             }

@@ -194,10 +194,11 @@ pub struct Slot {
     pub(super) call: AtomicU64,
     pub(super) arguments: UnsafeCell<[u8; INLINE_BYTES]>,
     pub(super) reply: AtomicU64,
-    pub(super) tag: AtomicU64,
     pub(super) result: UnsafeCell<[u8; INLINE_BYTES]>,
+    unused: AtomicU64,
+    pub(super) tag: AtomicU64,
     pub(super) deadline_us: AtomicU64,
-    spare: [AtomicU64; 15],
+    spare: [AtomicU64; 14],
 }
 
 const _: () = {

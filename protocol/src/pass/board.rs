@@ -83,43 +83,49 @@ impl<S: Slots> Board<'_, S> {
         }
     }
 
-    /// Makes a free slot ready, after its owner has written a call into it, and leaves a hint. The
-    /// word it has now; `None` if `free` is not free. Then [`Board::take_sleeper`].
+    /// Makes a free slot ready, after its owner has written a call into it, and leaves a hint. Then
+    /// [`Board::take_sleeper`].
+    ///
+    /// `near` is where the client's last hint in this ring went, as this returned it; 0 does too.
     #[inline]
-    pub fn publish(&self, slot: u32, free: SlotWord, priority: Priority) -> Option<SlotWord> {
-        let ready = free.ready()?;
+    pub fn publish(&self, slot: u32, free: SlotWord, priority: Priority, near: u64) -> u64 {
+        let Some(ready) = free.ready() else {
+            debug_assert!(false, "{free:?} is not free");
+            return near;
+        };
         // Pair `ready` with the loads in `HintRing::take` and `scan`.
         self.slots.word(slot).store(ready.bits(), Release);
-        self.hint(slot, ready, priority);
-        Some(ready)
+        self.hint(slot, ready, priority, near)
     }
 
     #[inline]
-    fn hint(&self, slot: u32, ready: SlotWord, priority: Priority) {
-        if !self.ring(priority).enqueue(slot, ready.generation()) {
-            self.hint_into_full_ring(slot, ready, priority);
+    fn hint(&self, slot: u32, ready: SlotWord, priority: Priority, near: u64) -> u64 {
+        match self.ring(priority).enqueue(near, slot, ready.generation()) {
+            Some(next) => next,
+            None => self.hint_into_full_ring(slot, ready, priority),
         }
     }
 
     #[cold]
-    fn hint_into_full_ring(&self, slot: u32, ready: SlotWord, priority: Priority) {
+    fn hint_into_full_ring(&self, slot: u32, ready: SlotWord, priority: Priority) -> u64 {
         let ring = self.ring(priority);
         for _ in 0..MAKE_ROOM_MAX {
             let Some((other, generation)) = ring.pop() else { break };
             if other < self.slots.count() {
                 let word = SlotWord::from_bits(self.slots.word(other).load(Acquire));
                 if word.is_ready() && hinted_generation(word) == generation {
-                    ring.enqueue(other, generation);
+                    ring.enqueue(0, other, generation);
                     continue;
                 }
             }
-            if ring.enqueue(slot, ready.generation()) {
-                return;
+            if let Some(next) = ring.enqueue(0, slot, ready.generation()) {
+                return next;
             }
         }
         // No hint, so a worker about to sleep must see the word itself: in the total order with
         // `sleepers`.
         self.slots.word(slot).fetch_or(0, SeqCst);
+        0
     }
 
     /// A sleeping worker that may be woken for a pass, no longer marked as asleep. Called after
@@ -277,7 +283,7 @@ impl<S: Slots> Board<'_, S> {
                         && let Some(ready) = found.requeued()
                     {
                         if self.replace(slot, found, ready) {
-                            self.hint(slot, ready, call.priority);
+                            self.hint(slot, ready, call.priority, 0);
                             recovered.requeued += 1;
                         }
                     } else if let Some(done) = found.done() {
@@ -325,7 +331,7 @@ impl<S: Slots> Board<'_, S> {
         for (slot, word) in waiting {
             if self.slots.word(slot).load(Acquire) == word.bits() {
                 let call = Call::from_bits(self.slots.call(slot).load(Relaxed));
-                self.hint(slot, word, call.priority);
+                self.hint(slot, word, call.priority, 0);
                 rehinted += 1;
             }
         }

@@ -131,9 +131,9 @@ pub const FIELDS: &[Field] = &[
     field("slot", "call", 8, 8, Writer::Owner, "client, FREE"),
     field("slot", "arguments", 16, 48, Writer::Owner, "client, FREE"),
     field("slot", "reply", 64, 8, Writer::Owner, "worker, CLAIMED"),
-    field("slot", "tag", 72, 8, Writer::Owner, "client, FREE"),
-    field("slot", "result", 80, 48, Writer::Owner, "worker, CLAIMED"),
-    field("slot", "deadline_us", 128, 8, Writer::Owner, "client, FREE, where timed"),
+    field("slot", "result", 72, 48, Writer::Owner, "worker, CLAIMED"),
+    field("slot", "tag", 128, 8, Writer::Owner, "client, FREE"),
+    field("slot", "deadline_us", 136, 8, Writer::Owner, "client, FREE, where timed"),
 ];
 
 const fn offset_of(record: &str, name: &str) -> usize {
@@ -190,7 +190,9 @@ const _: () = {
         index += 1;
     }
     assert!(offset_of("slot", "arguments") + INLINE_BYTES == 64, "a call fills one line");
-    assert!(offset_of("slot", "result") + INLINE_BYTES == 128, "a reply fills one line");
+    assert!(offset_of("slot", "reply") == 64, "a reply begins a line");
+    assert!(offset_of("slot", "result") + INLINE_BYTES <= 128, "a reply fits its line");
+    assert!(offset_of("slot", "tag") == 128, "what the client alone writes has a line");
 };
 
 /// What a file is made for.
@@ -256,6 +258,9 @@ pub struct Layout {
     pub rings: usize,
     /// The cells of the two.
     pub cells: usize,
+    /// Cells of one: a power of two, at least twice the slots, so that hints of passes that were
+    /// taken back leave room for one of each slot.
+    pub ring_cells: u32,
     /// The slots, client by client.
     pub slots: usize,
     /// The end of what the file always has; from here on it has holes.
@@ -318,6 +323,7 @@ impl Layout {
             completions,
             rings,
             cells,
+            ring_cells: ring_cells(geometry),
             slots,
             fixed_bytes,
             file_bytes,
@@ -327,12 +333,6 @@ impl Layout {
     /// All slots.
     pub fn slot_count(&self) -> u32 {
         self.geometry.clients * self.geometry.slots_per_client
-    }
-
-    /// Cells of one hint ring: a power of two, at least twice the slots, so that hints of passes
-    /// that were taken back leave room for one of each slot.
-    pub fn ring_cells(&self) -> u32 {
-        ring_cells(self.geometry)
     }
 
     /// Where a slot's buffer for results begins. The results of one client lie together, and so do
@@ -348,7 +348,7 @@ impl Layout {
 
     fn buffer(&self, slot: u32, kind: usize) -> usize {
         let each = self.geometry.slots_per_client as usize;
-        let (client, index) = (slot as usize / each, slot as usize % each);
+        let (client, index) = (slot as usize >> each.trailing_zeros(), slot as usize & (each - 1));
         let payload = self.geometry.payload_bytes as usize;
         self.fixed_bytes + ((2 * client + kind) * each + index) * payload
     }
@@ -506,7 +506,7 @@ mod tests {
         let Layout { completions, rings, cells, slots, fixed_bytes, file_bytes, .. } = layout;
         assert_eq!((completions, rings, cells, slots), (41728, 58112, 58624, 320768));
         assert_eq!((fixed_bytes, file_bytes), (2420736, 1076162560));
-        assert_eq!(layout.ring_cells(), 16_384);
+        assert_eq!(layout.ring_cells, 16_384);
         assert_eq!(layout.result_buffer(0), fixed_bytes);
         assert_eq!(layout.argument_buffer(0), fixed_bytes + 512 * 65_536);
         assert_eq!(layout.result_buffer(512), fixed_bytes + 1_024 * 65_536);

@@ -5,11 +5,11 @@
 //! for a hint; the hint stays until its slot was claimed, or was found to be stale; then the cell is
 //! emptied *into the next lap*.
 //!
-//! Enqueue: (1) compare-and-set the cell at the tail from empty to the hint, (2) move the tail on.
-//! Dequeue: (1) claim the slot, (2) empty the cell, (3) move the head on. Head and tail only say
-//! where to begin: whoever finds a cell that is ahead of them moves them, so a process killed between
-//! two steps has left nothing to wait for. A hint that is lost with its process, or for which there
-//! was no room, is found by looking at the slots.
+//! Enqueue: (1) compare-and-set the first open cell to the hint, (2) now and then move the tail there.
+//! Dequeue: (1) claim the slot, (2) empty the cell, (3) now and then move the head there. Head and
+//! tail only say where to begin, and are behind most of the time: the cells tell what was enqueued and
+//! dequeued, so a process killed between two steps has left nothing to wait for. A hint that is lost
+//! with its process, or for which there was no room, is found by looking at the slots.
 //!
 //! A hint carries the low bits of its slot's generation: one of a pass that was taken back does not
 //! stand for the next pass in the same slot, so order holds across cancellation.
@@ -35,6 +35,10 @@ const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 const _: () = assert!((SLOTS_MAX as u64) < 1 << SLOT_BITS);
 
+/// How many positions ahead of a claim the next slot is asked for: a few short calls take as long as
+/// a line from another processor.
+const AHEAD: u64 = 4;
+
 /// The slots that hints point at.
 pub trait Slots {
     /// Their words.
@@ -50,9 +54,18 @@ pub trait Slots {
     fn expect(&self, _slot: u32) {}
 }
 
+/// How far head and tail may be behind before they are moved: the cells of one cache line are read in
+/// one go.
+const BEHIND: u64 = 8;
+
 /// How far a worker has looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor(u64);
+pub struct Cursor {
+    /// The next position.
+    at: u64,
+    /// From here to there, everything was dequeued.
+    clear_from: u64,
+}
 
 /// A slot that was claimed, and the word that proves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,10 +145,15 @@ impl Cell {
 }
 
 impl<'m, W: AtomicWord> HintRing<'m, W> {
-    /// The ring over these words. `None` unless the number of cells is a power of two.
-    pub fn new(head: &'m W, tail: &'m W, cells: &'m [W]) -> Option<Self> {
-        let shift = cells.len().trailing_zeros();
-        cells.len().is_power_of_two().then_some(Self { head, tail, cells, shift })
+    /// The ring over these words.
+    ///
+    /// # Panics
+    ///
+    /// Unless the number of cells is a power of two.
+    #[inline(always)]
+    pub fn new(head: &'m W, tail: &'m W, cells: &'m [W]) -> Self {
+        assert!(cells.len().is_power_of_two(), "positions are cut to cells by a mask");
+        Self { head, tail, cells, shift: cells.len().trailing_zeros() }
     }
 
     #[inline(always)]
@@ -148,57 +166,51 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         position >> self.shift
     }
 
-    /// Leaves a hint at the tail; false when there is no room.
+    /// Leaves a hint in the first open cell, looked for from the tail on, or from `near` if that is
+    /// later: the position after one that this client has used. The position after this one; `None`
+    /// when there is no room.
     #[inline]
-    pub fn enqueue(&self, slot: u32, generation: u64) -> bool {
-        // Each failed try means that another enqueued, or that a tail left behind was helped on.
-        // More in a row than there are cells means that the memory holds nonsense.
+    pub fn enqueue(&self, near: u64, slot: u32, generation: u64) -> Option<u64> {
+        let tail = self.tail.load(Acquire);
+        let mut at = tail.max(near);
+        // Each failed try means that another enqueued. More in a row than there are cells means that
+        // the memory holds nonsense.
         for _ in 0..=self.cells.len() {
-            let tail = self.tail.load(Acquire);
-            let cell = self.cell(tail);
-            let lap = self.lap(tail);
+            let cell = self.cell(at);
+            let lap = self.lap(at);
             let found = Cell(cell.load(Acquire));
             match found.standing(lap) {
                 Standing::Open => {
                     let hint = Cell::hint(lap, slot, generation);
                     // Pair `hint` with the load in `claim`; in the total order with `sleepers`.
                     if cell.compare_exchange(found.0, hint.0, SeqCst, Relaxed).is_ok() {
-                        self.advance(self.tail, tail);
-                        return true;
+                        let next = at.wrapping_add(1);
+                        self.advance(self.tail, tail, next);
+                        return Some(next);
                     }
                 }
-                Standing::Hint | Standing::Past => self.advance(self.tail, tail),
-                Standing::Behind => {
-                    if self.tail.load(Acquire) == tail {
-                        return false;
-                    }
-                }
+                Standing::Hint | Standing::Past => at = at.wrapping_add(1),
+                Standing::Behind => return None,
             }
         }
-        false
+        None
     }
 
+    /// Moves an end of the ring, once it is far enough behind.
     #[inline(always)]
-    fn advance(&self, end: &W, from: u64) {
-        // Losing means that another has moved it.
-        let _ = end.compare_exchange(from, from.wrapping_add(1), Release, Relaxed);
-    }
-
-    /// Moves the head on if it stands here.
-    #[inline(always)]
-    fn pass_by(&self, position: u64, head: &mut u64) {
-        if position == *head {
-            self.advance(self.head, position);
-            *head = position.wrapping_add(1);
+    fn advance(&self, end: &W, from: u64, to: u64) {
+        if to.wrapping_sub(from) >= BEHIND {
+            // Losing means that another has moved it.
+            let _ = end.compare_exchange(from, to, Release, Relaxed);
         }
     }
 
-    /// Empties a cell whose hint is of no more use, and moves the head on if it stands here.
+    /// Empties a cell whose hint is of no more use.
     #[inline(always)]
-    fn retire(&self, position: u64, found: Cell, head: &mut u64) {
+    fn empty(&self, position: u64, found: Cell) -> bool {
         let emptied = Cell::empty(self.lap(position).wrapping_add(1));
-        let _ = self.cell(position).compare_exchange(found.0, emptied.0, AcqRel, Relaxed);
-        self.pass_by(position, head);
+        let cell = self.cell(position);
+        cell.compare_exchange(found.0, emptied.0, AcqRel, Relaxed).is_ok()
     }
 
     /// Claims the first hinted slot that `can_run`, from the cursor on.
@@ -210,33 +222,43 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         worker: WorkerIndex,
         mut can_run: impl FnMut(ClosureId) -> bool,
     ) -> Option<Claim> {
-        let mut head = self.head.load(Acquire);
-        let mut at = cursor.0.max(head);
+        let head = self.head.load(Acquire);
+        if cursor.at < head {
+            *cursor = Cursor { at: head, clear_from: head };
+        }
+        let mut claimed = None;
         // A walk from the head meets at most a ring of cells, and as many again that others emptied
         // meanwhile; one that is longer is caught up by the next call.
         for _ in 0..2 * self.cells.len() {
+            let at = cursor.at;
             let found = Cell(self.cell(at).load(SeqCst));
             match found.standing(self.lap(at)) {
                 Standing::Open | Standing::Behind => break,
-                Standing::Past => self.pass_by(at, &mut head),
+                Standing::Past => {}
                 Standing::Hint => match self.take(found, slots, worker, &mut can_run) {
                     Taken::Claimed(claim) => {
-                        self.retire(at, found, &mut head);
-                        let next = Cell(self.cell(at.wrapping_add(1)).load(Relaxed));
-                        if next.slot() < slots.count() {
-                            slots.expect(next.slot());
+                        self.empty(at, found);
+                        let ahead = Cell(self.cell(at.wrapping_add(AHEAD)).load(Relaxed));
+                        if ahead.slot() < slots.count() {
+                            slots.expect(ahead.slot());
                         }
-                        *cursor = Cursor(at.wrapping_add(1));
-                        return Some(claim);
+                        claimed = Some(claim);
                     }
-                    Taken::Stale => self.retire(at, found, &mut head),
-                    Taken::Foreign => {}
+                    Taken::Stale => {
+                        self.empty(at, found);
+                    }
+                    Taken::Foreign => cursor.clear_from = at.wrapping_add(1),
                 },
             }
-            at = at.wrapping_add(1);
+            cursor.at = at.wrapping_add(1);
+            if claimed.is_some() {
+                break;
+            }
         }
-        *cursor = Cursor(at);
-        None
+        if cursor.clear_from <= head {
+            self.advance(self.head, head, cursor.at);
+        }
+        claimed
     }
 
     #[inline(always)]
@@ -261,21 +283,19 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
 
     /// The hint that stands first, taken out: for who must make room.
     pub(super) fn pop(&self) -> Option<(u32, u64)> {
+        let head = self.head.load(Acquire);
+        let mut at = head;
         for _ in 0..=self.cells.len() {
-            let head = self.head.load(Acquire);
-            let found = Cell(self.cell(head).load(SeqCst));
-            match found.standing(self.lap(head)) {
+            let found = Cell(self.cell(at).load(SeqCst));
+            let popped = match found.standing(self.lap(at)) {
                 Standing::Open | Standing::Behind => return None,
-                Standing::Past => self.advance(self.head, head),
-                Standing::Hint => {
-                    let emptied = Cell::empty(self.lap(head).wrapping_add(1));
-                    let cell = self.cell(head);
-                    let won = cell.compare_exchange(found.0, emptied.0, AcqRel, Relaxed).is_ok();
-                    self.advance(self.head, head);
-                    if won {
-                        return Some((found.slot(), found.0 >> SLOT_BITS & GENERATION_MASK));
-                    }
-                }
+                Standing::Past => false,
+                Standing::Hint => self.empty(at, found),
+            };
+            at = at.wrapping_add(1);
+            if popped {
+                self.advance(self.head, head, at);
+                return Some((found.slot(), found.0 >> SLOT_BITS & GENERATION_MASK));
             }
         }
         None
@@ -289,16 +309,6 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
                 seen(cell.slot(), cell.0 >> SLOT_BITS & GENERATION_MASK);
             }
         }
-    }
-
-    /// Positions between head and tail: hints, and what is left of them.
-    pub fn len(&self) -> u64 {
-        self.tail.load(Relaxed).saturating_sub(self.head.load(Relaxed))
-    }
-
-    /// Whether nothing stands between head and tail.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
