@@ -1,0 +1,441 @@
+//! The passes' protocol under a model checker: every order of the steps of a few threads, with a
+//! thread killed before its first step, its second, and so on to its last.
+//!
+//! A step is one access to an atomic word, and a thread that is killed leaves the words as they are.
+//! Arguments and replies are cells that the checker watches: two threads that could touch one at the
+//! same time fail the model. A death is known to others through a join, where processes have the lock
+//! that the kernel frees.
+
+mod pass_heap;
+
+use std::cell::Cell as StdCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, Ordering::SeqCst};
+
+use loom::cell::Cell;
+use loom::sync::atomic::{AtomicU64, fence};
+use loom::thread::{self, JoinHandle};
+use meshwork_protocol::pass::atomic::AtomicWord;
+use meshwork_protocol::pass::board::{Board, Recovered, Walker};
+use meshwork_protocol::pass::frame::Call;
+use meshwork_protocol::pass::ring::Claim;
+use meshwork_protocol::pass::slot::{SlotState, SlotWord};
+use meshwork_protocol::pass::{ClosureId, Priority, WorkerIndex};
+use pass_heap::Heap;
+
+loom::thread_local! {
+    /// Steps that this thread has left to live; `None` for ever.
+    static STEPS_LEFT: StdCell<Option<u32>> = StdCell::new(None);
+}
+
+/// What a thread's stack unwinds with when it is killed.
+struct Killed;
+
+fn step() {
+    STEPS_LEFT.with(|left| match left.get() {
+        Some(0) => resume_unwind(Box::new(Killed)),
+        steps => left.set(steps.map(|steps| steps - 1)),
+    });
+}
+
+/// A word that the checker watches, each access to which is a step.
+struct Word(AtomicU64);
+
+impl AtomicWord for Word {
+    fn load(&self, order: Ordering) -> u64 {
+        step();
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        step();
+        self.0.store(value, order);
+    }
+
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        step();
+        self.0.compare_exchange(current, new, success, failure)
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        step();
+        self.0.swap(value, order)
+    }
+
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        step();
+        self.0.fetch_or(bits, order)
+    }
+
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        step();
+        self.0.fetch_and(bits, order)
+    }
+
+    /// The checker takes `SeqCst` accesses for `AcqRel`.
+    fn order_after_write() {
+        fence(SeqCst);
+    }
+}
+
+/// When a thread is killed, and whether it lived to see it.
+#[derive(Clone)]
+struct Fate {
+    steps: u32,
+    met: Arc<AtomicBool>,
+}
+
+impl Fate {
+    /// Runs this until it ends or is killed; `None` if it was.
+    fn befall<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
+        STEPS_LEFT.with(|left| left.set(Some(self.steps)));
+        let end = catch_unwind(AssertUnwindSafe(body));
+        STEPS_LEFT.with(|left| left.set(None));
+        match end {
+            Ok(value) => Some(value),
+            Err(cause) if cause.is::<Killed>() => {
+                self.met.store(true, Ordering::Relaxed);
+                None
+            }
+            Err(cause) => resume_unwind(cause),
+        }
+    }
+}
+
+/// Runs the model in every order, but for those in which threads are preempted more often than this.
+/// How many orders there were.
+fn in_every_order(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> usize {
+    let orders = Arc::new(AtomicUsize::new(0));
+    let count = orders.clone();
+    let mut checker = loom::model::Builder::new();
+    checker.preemption_bound = preemptions;
+    checker.check(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    let orders = orders.load(Ordering::Relaxed);
+    println!("{orders} orders");
+    orders
+}
+
+/// Runs the model in every order with a thread killed before each of its steps, until there is no
+/// order left in which it is.
+fn killed_at_every_step(
+    preemptions: Option<usize>,
+    model: impl Fn(&Fate) + Clone + Send + Sync + 'static,
+) {
+    let mut orders = 0;
+    for steps in 0.. {
+        let fate = Fate { steps, met: Arc::default() };
+        let (model, its_fate) = (model.clone(), fate.clone());
+        orders += in_every_order(preemptions, move || model(&its_fate));
+        if !fate.met.load(Ordering::Relaxed) {
+            assert!(steps > 1, "nothing was ever killed");
+            println!("killed before each of {steps} steps, {orders} orders in all");
+            return;
+        }
+    }
+}
+
+const FIRST: WorkerIndex = WorkerIndex(1);
+const SECOND: WorkerIndex = WorkerIndex(2);
+/// Cleans up when all threads of a model have ended.
+const LAST: WorkerIndex = WorkerIndex(3);
+
+const RED: ClosureId = ClosureId(1);
+const BLUE: ClosureId = ClosureId(2);
+
+/// What a reply is over its argument.
+const REPLY: u64 = 100;
+const POISON: u64 = 999;
+
+fn call(closure: ClosureId) -> Call {
+    Call { closure, bytes: 8, attempts: 3, priority: Priority::High, timed: false }
+}
+
+fn anything(_: ClosureId) -> bool {
+    true
+}
+
+/// Slots with what is in them, and the words of the one client that owns them.
+struct Host {
+    heap: Heap<Word>,
+    arguments: Vec<Cell<u64>>,
+    replies: Vec<Cell<u64>>,
+    completions: Word,
+    sleeping: Word,
+}
+
+impl Host {
+    fn new(slots: u32, cells: usize) -> Rc<Self> {
+        let word = |value| Word(AtomicU64::new(value));
+        Rc::new(Self {
+            heap: Heap::new(slots, cells, 0, word),
+            arguments: (0..slots).map(|_| Cell::new(0)).collect(),
+            replies: (0..slots).map(|_| Cell::new(0)).collect(),
+            completions: word(0),
+            sleeping: word(0),
+        })
+    }
+
+    fn board(&self) -> Board<'_, Heap<Word>> {
+        self.heap.board()
+    }
+
+    fn all(&self) -> std::ops::Range<u32> {
+        0..self.arguments.len() as u32
+    }
+
+    fn submit(&self, slot: u32, argument: u64) -> SlotWord {
+        self.submit_call(slot, argument, call(RED))
+    }
+
+    fn submit_call(&self, slot: u32, argument: u64, call: Call) -> SlotWord {
+        self.arguments[slot as usize].set(argument);
+        self.heap.submit(slot, call)
+    }
+
+    /// Runs a claimed pass. Its argument, and whether its client is to be woken.
+    fn run(&self, claim: Claim) -> (u64, bool) {
+        let argument = self.arguments[claim.slot as usize].get();
+        self.replies[claim.slot as usize].set(argument + REPLY);
+        assert!(self.board().complete(claim), "a living worker was robbed");
+        (argument, self.tell(claim.slot))
+    }
+
+    fn tell(&self, slot: u32) -> bool {
+        self.board().announce(&self.completions, 1 << slot, &self.sleeping)
+    }
+
+    /// Runs the next hinted pass. Its argument.
+    fn work(&self, walker: &mut Walker, worker: WorkerIndex) -> Option<u64> {
+        let claim = self.board().claim(walker, worker, anything)?;
+        Some(self.run(claim).0)
+    }
+
+    /// Runs what is hinted, in the order in which it is found.
+    fn work_off(&self, worker: WorkerIndex) -> Vec<u64> {
+        let mut walker = Walker::default();
+        std::iter::from_fn(|| self.work(&mut walker, worker)).collect()
+    }
+
+    /// Runs what waits, hinted or not.
+    fn work_off_unhinted(&self, worker: WorkerIndex) -> Vec<u64> {
+        std::iter::from_fn(|| {
+            let claim = self.board().scan(self.all(), worker, anything)?;
+            Some(self.run(claim).0)
+        })
+        .collect()
+    }
+
+    fn recover(&self, dead: WorkerIndex) -> Recovered {
+        self.board().recover(
+            dead,
+            |slot| self.replies[slot as usize].set(POISON),
+            |slot| {
+                self.tell(slot);
+            },
+        )
+    }
+
+    /// Collects what the client was told of. The replies, by slot.
+    fn collect(&self) -> Vec<(u32, u64)> {
+        let told = self.completions.swap(0, SeqCst);
+        let told = self.all().filter(|slot| told >> slot & 1 == 1);
+        told.filter_map(|slot| {
+            let done = self.board().done(slot)?;
+            let reply = self.replies[slot as usize].get();
+            self.board().collect(slot, done).expect("it is done");
+            Some((slot, reply))
+        })
+        .collect()
+    }
+
+    /// Every slot is free, so passes go round as if nothing had happened, twice round the ring.
+    fn still_works(&self) {
+        let mut walker = Walker::default();
+        for round in 0..2 * self.heap.high.cells.len() as u32 {
+            let slot = round % self.all().end;
+            self.submit(slot, 7);
+            assert_eq!(self.work(&mut walker, LAST), Some(7));
+            assert_eq!(self.collect(), [(slot, 7 + REPLY)]);
+        }
+    }
+}
+
+/// Starts a thread of a process.
+fn spawn<T: 'static>(host: &Rc<Host>, body: impl FnOnce(&Host) -> T + 'static) -> JoinHandle<T> {
+    let host = host.clone();
+    thread::spawn(move || body(&host))
+}
+
+fn end<T>(thread: JoinHandle<T>) -> T {
+    thread.join().expect("a thread that fails fails the model")
+}
+
+#[test]
+fn one_of_two_workers_claims_a_pass_and_sees_its_call() {
+    in_every_order(None, || {
+        let host = Host::new(1, 2);
+        let first = spawn(&host, |host| host.work(&mut Walker::default(), FIRST));
+        let second = spawn(&host, |host| host.work(&mut Walker::default(), SECOND));
+        host.submit(0, 5);
+        let mut ran: Vec<u64> = end(first).into_iter().chain(end(second)).collect();
+        ran.extend(host.work_off(LAST));
+        assert_eq!(ran, [5]);
+        assert_eq!(host.collect(), [(0, 5 + REPLY)]);
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_submitter_killed_at_any_step_is_in_nobodys_way() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(2, 2);
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| {
+            fate.befall(|| host.submit(0, 5));
+        });
+        let other = spawn(&host, |host| {
+            host.submit(1, 6);
+        });
+        let mut walker = Walker::default();
+        let mut ran: Vec<u64> = (0..2).filter_map(|_| host.work(&mut walker, FIRST)).collect();
+        (end(killed), end(other));
+        ran.extend(host.work_off(SECOND));
+        assert!(ran.contains(&6), "the other's pass waits");
+        // What waits now was made ready and not hinted, and is hinted by the watchdog.
+        let unhinted = host.heap.state(0).is_ready();
+        assert_eq!(host.board().rehint(host.all()), u32::from(unhinted));
+        ran.extend(host.work_off(LAST));
+        ran.sort_unstable();
+        let accepted = host.heap.state(0).state() == Some(SlotState::Done);
+        assert_eq!(ran, if accepted { vec![5, 6] } else { vec![6] });
+        host.collect();
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_pass_whose_submitter_was_killed_is_found_among_the_slots() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(2, 2);
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| {
+            fate.befall(|| host.submit(0, 5));
+        });
+        let mut ran = host.work_off(FIRST);
+        ran.extend(host.work_off_unhinted(FIRST));
+        end(killed);
+        ran.extend(host.work_off_unhinted(LAST));
+        let accepted = host.heap.state(0).state() == Some(SlotState::Done);
+        assert_eq!(ran, if accepted { vec![5] } else { vec![] });
+        host.collect();
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_worker_killed_at_any_step_costs_no_pass() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(2, 2);
+        host.submit(0, 5);
+        host.submit(1, 6);
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| {
+            fate.befall(|| host.work_off(FIRST));
+        });
+        let other = spawn(&host, |host| host.work_off(SECOND));
+        end(killed);
+        host.recover(FIRST);
+        end(other);
+        host.work_off(LAST);
+        assert_eq!(host.collect(), [(0, 5 + REPLY), (1, 6 + REPLY)]);
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_recoverer_killed_at_any_step_is_followed_by_another() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(3, 4);
+        let mut walker = Walker::default();
+        // Killed while it ran its first, its last attempt of the second, and before it told of the
+        // third.
+        host.submit(0, 5);
+        host.submit_call(1, 6, Call { attempts: 1, ..call(RED) });
+        host.submit(2, 7);
+        let claims: Vec<Claim> =
+            (0..3).filter_map(|_| host.board().claim(&mut walker, FIRST, anything)).collect();
+        host.replies[2].set(7 + REPLY);
+        assert!(host.board().complete(claims[2]));
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| {
+            fate.befall(|| host.recover(FIRST));
+        });
+        let worker = spawn(&host, |host| host.work_off(SECOND));
+        end(killed);
+        host.recover(FIRST);
+        let mut ran = end(worker);
+        // The first recoverer may have been killed between a pass's word and its hint.
+        ran.extend(host.work_off_unhinted(LAST));
+        assert_eq!(ran, [5]);
+        assert_eq!(host.collect(), [(0, 5 + REPLY), (1, POISON), (2, 7 + REPLY)]);
+        host.still_works();
+    });
+}
+
+/// How a worker's look for work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    Busy,
+    Asleep,
+}
+
+/// One look for work before sleep and one after it was announced.
+fn look_and_sleep(
+    host: &Host,
+    worker: WorkerIndex,
+    mut look: impl FnMut(&Host) -> Option<Claim>,
+) -> Rest {
+    if look(host).is_some() {
+        return Rest::Busy;
+    }
+    host.board().fall_asleep(worker);
+    if look(host).is_some() {
+        host.board().wake_up(worker);
+        return Rest::Busy;
+    }
+    Rest::Asleep
+}
+
+#[test]
+fn no_worker_sleeps_while_a_hint_stands_unless_it_is_being_woken() {
+    in_every_order(Some(3), || {
+        let host = Host::new(2, 2);
+        let publish = |slot| {
+            move |host: &Host| {
+                host.submit(slot, 5);
+                host.board().take_sleeper(|_| true)
+            }
+        };
+        let (first, second) = (spawn(&host, publish(0)), spawn(&host, publish(1)));
+        let mut walker = Walker::default();
+        let rest = look_and_sleep(&host, FIRST, |host| {
+            host.board().claim(&mut walker, FIRST, anything)
+        });
+        let woken = [end(first), end(second)].into_iter().flatten().next();
+        match rest {
+            Rest::Asleep => assert_eq!(woken, Some(FIRST)),
+            Rest::Busy => assert!(host.work_off(LAST).len() == 1, "one is left for the next"),
+        }
+    });
+}
