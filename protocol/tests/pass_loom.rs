@@ -12,7 +12,8 @@ use std::cell::Cell as StdCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{self, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use loom::cell::Cell;
 use loom::sync::atomic::{AtomicU64, fence};
@@ -33,25 +34,37 @@ loom::thread_local! {
 /// What a thread's stack unwinds with when it is killed.
 struct Killed;
 
-fn step() {
-    STEPS_LEFT.with(|left| match left.get() {
-        Some(0) => resume_unwind(Box::new(Killed)),
-        steps => left.set(steps.map(|steps| steps - 1)),
-    });
+/// A word that the checker watches, each access to which is a step.
+struct Word {
+    value: AtomicU64,
+    /// Changed beside each access, so that the checker tries both orders of any two. By itself it
+    /// remembers one access to a word, and a thread that reads before it writes hides from it that
+    /// another read first.
+    order: AtomicU64,
 }
 
-/// A word that the checker watches, each access to which is a step.
-struct Word(AtomicU64);
+impl Word {
+    fn new(value: u64) -> Self {
+        Self { value: AtomicU64::new(value), order: AtomicU64::new(0) }
+    }
+
+    fn step(&self) -> &AtomicU64 {
+        STEPS_LEFT.with(|left| match left.get() {
+            Some(0) => resume_unwind(Box::new(Killed)),
+            steps => left.set(steps.map(|steps| steps - 1)),
+        });
+        self.order.fetch_or(0, Relaxed);
+        &self.value
+    }
+}
 
 impl AtomicWord for Word {
     fn load(&self, order: Ordering) -> u64 {
-        step();
-        self.0.load(order)
+        self.step().load(order)
     }
 
     fn store(&self, value: u64, order: Ordering) {
-        step();
-        self.0.store(value, order);
+        self.step().store(value, order);
     }
 
     fn compare_exchange(
@@ -61,23 +74,19 @@ impl AtomicWord for Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64> {
-        step();
-        self.0.compare_exchange(current, new, success, failure)
+        self.step().compare_exchange(current, new, success, failure)
     }
 
     fn swap(&self, value: u64, order: Ordering) -> u64 {
-        step();
-        self.0.swap(value, order)
+        self.step().swap(value, order)
     }
 
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        step();
-        self.0.fetch_or(bits, order)
+        self.step().fetch_or(bits, order)
     }
 
     fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
-        step();
-        self.0.fetch_and(bits, order)
+        self.step().fetch_and(bits, order)
     }
 
     /// The checker takes `SeqCst` accesses for `AcqRel`.
@@ -102,7 +111,7 @@ impl Fate {
         match end {
             Ok(value) => Some(value),
             Err(cause) if cause.is::<Killed>() => {
-                self.met.store(true, Ordering::Relaxed);
+                self.met.store(true, Relaxed);
                 None
             }
             Err(cause) => resume_unwind(cause),
@@ -117,11 +126,12 @@ fn in_every_order(preemptions: Option<usize>, model: impl Fn() + Send + Sync + '
     let count = orders.clone();
     let mut checker = loom::model::Builder::new();
     checker.preemption_bound = preemptions;
+    checker.max_branches = 10_000;
     checker.check(move || {
-        count.fetch_add(1, Ordering::Relaxed);
+        count.fetch_add(1, Relaxed);
         model();
     });
-    let orders = orders.load(Ordering::Relaxed);
+    let orders = orders.load(Relaxed);
     println!("{orders} orders");
     orders
 }
@@ -137,7 +147,7 @@ fn killed_at_every_step(
         let fate = Fate { steps, met: Arc::default() };
         let (model, its_fate) = (model.clone(), fate.clone());
         orders += in_every_order(preemptions, move || model(&its_fate));
-        if !fate.met.load(Ordering::Relaxed) {
+        if !fate.met.load(Relaxed) {
             assert!(steps > 1, "nothing was ever killed");
             println!("killed before each of {steps} steps, {orders} orders in all");
             return;
@@ -176,7 +186,7 @@ struct Host {
 
 impl Host {
     fn new(slots: u32, cells: usize) -> Rc<Self> {
-        let word = |value| Word(AtomicU64::new(value));
+        let word = Word::new;
         Rc::new(Self {
             heap: Heap::new(slots, cells, 0, word),
             arguments: (0..slots).map(|_| Cell::new(0)).collect(),
@@ -283,7 +293,7 @@ fn end<T>(thread: JoinHandle<T>) -> T {
 
 #[test]
 fn one_of_two_workers_claims_a_pass_and_sees_its_call() {
-    in_every_order(None, || {
+    in_every_order(Some(2), || {
         let host = Host::new(1, 2);
         let first = spawn(&host, |host| host.work(&mut Walker::default(), FIRST));
         let second = spawn(&host, |host| host.work(&mut Walker::default(), SECOND));
@@ -299,7 +309,7 @@ fn one_of_two_workers_claims_a_pass_and_sees_its_call() {
 #[test]
 fn a_submitter_killed_at_any_step_is_in_nobodys_way() {
     killed_at_every_step(Some(2), |fate| {
-        let host = Host::new(2, 2);
+        let host = Host::new(2, 4);
         let fate = fate.clone();
         let killed = spawn(&host, move |host| {
             fate.befall(|| host.submit(0, 5));
@@ -327,7 +337,7 @@ fn a_submitter_killed_at_any_step_is_in_nobodys_way() {
 #[test]
 fn a_pass_whose_submitter_was_killed_is_found_among_the_slots() {
     killed_at_every_step(Some(2), |fate| {
-        let host = Host::new(2, 2);
+        let host = Host::new(2, 4);
         let fate = fate.clone();
         let killed = spawn(&host, move |host| {
             fate.befall(|| host.submit(0, 5));
@@ -346,7 +356,7 @@ fn a_pass_whose_submitter_was_killed_is_found_among_the_slots() {
 #[test]
 fn a_worker_killed_at_any_step_costs_no_pass() {
     killed_at_every_step(Some(2), |fate| {
-        let host = Host::new(2, 2);
+        let host = Host::new(2, 4);
         host.submit(0, 5);
         host.submit(1, 6);
         let fate = fate.clone();
@@ -419,8 +429,8 @@ fn look_and_sleep(
 
 #[test]
 fn no_worker_sleeps_while_a_hint_stands_unless_it_is_being_woken() {
-    in_every_order(Some(3), || {
-        let host = Host::new(2, 2);
+    in_every_order(Some(2), || {
+        let host = Host::new(2, 4);
         let publish = |slot| {
             move |host: &Host| {
                 host.submit(slot, 5);

@@ -212,6 +212,9 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
     ) -> Option<Claim> {
         let mut head = self.head.load(Acquire);
         let mut at = cursor.0.max(head);
+        if at != head {
+            head = self.settle();
+        }
         // A walk from the head meets at most a ring of cells, and as many again that others emptied
         // meanwhile; one that is longer is caught up by the next call.
         for _ in 0..2 * self.cells.len() {
@@ -259,17 +262,38 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         claim_slot(slots, slot, word, worker, can_run)
     }
 
-    /// The hint that stands first, taken out: for who must make room.
-    pub(super) fn pop(&self) -> Option<(u32, u64)> {
+    /// Moves the head over what was dequeued. Where it stands then.
+    ///
+    /// A worker that has looked further than the head does not walk over what lies between, and a
+    /// head that is left behind for half of all laps seems to be ahead.
+    #[cold]
+    fn settle(&self) -> u64 {
+        let mut head = self.head.load(Acquire);
+        for _ in 0..2 * self.cells.len() {
+            let found = Cell(self.cell(head).load(Acquire));
+            let Standing::Past = found.standing(self.lap(head)) else { break };
+            self.advance(self.head, head);
+            head = head.wrapping_add(1);
+        }
+        head
+    }
+
+    /// The hint that stands first, taken out, unless that is at this position or later: for who must
+    /// make room.
+    pub(super) fn pop_before(&self, end: u64) -> Option<(u32, u64)> {
+        // Each failed try means that another took that hint.
         for _ in 0..=self.cells.len() {
-            let head = self.head.load(Acquire);
-            let found = Cell(self.cell(head).load(SeqCst));
+            let head = self.settle();
+            if end.wrapping_sub(head) as i64 <= 0 {
+                return None;
+            }
+            let cell = self.cell(head);
+            let found = Cell(cell.load(Acquire));
             match found.standing(self.lap(head)) {
                 Standing::Open | Standing::Behind => return None,
-                Standing::Past => self.advance(self.head, head),
+                Standing::Past => {}
                 Standing::Hint => {
                     let emptied = Cell::empty(self.lap(head).wrapping_add(1));
-                    let cell = self.cell(head);
                     let won = cell.compare_exchange(found.0, emptied.0, AcqRel, Relaxed).is_ok();
                     self.advance(self.head, head);
                     if won {
@@ -279,6 +303,16 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
             }
         }
         None
+    }
+
+    /// Where the next hint goes.
+    pub(super) fn tail(&self) -> u64 {
+        self.tail.load(Acquire)
+    }
+
+    /// How many cells there are.
+    pub(super) fn cells(&self) -> usize {
+        self.cells.len()
     }
 
     /// Calls `seen` with the slot and the low bits of the generation of every hint in the ring.
