@@ -124,6 +124,7 @@ impl Fate {
 fn in_every_order(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> usize {
     let orders = Arc::new(AtomicUsize::new(0));
     let count = orders.clone();
+    let start = std::time::Instant::now();
     let mut checker = loom::model::Builder::new();
     checker.preemption_bound = preemptions;
     checker.max_branches = 10_000;
@@ -132,7 +133,7 @@ fn in_every_order(preemptions: Option<usize>, model: impl Fn() + Send + Sync + '
         model();
     });
     let orders = orders.load(Relaxed);
-    println!("{orders} orders");
+    println!("{orders} orders in {:?}", start.elapsed());
     orders
 }
 
@@ -361,9 +362,9 @@ fn a_worker_killed_at_any_step_costs_no_pass() {
         host.submit(1, 6);
         let fate = fate.clone();
         let killed = spawn(&host, move |host| {
-            fate.befall(|| host.work_off(FIRST));
+            fate.befall(|| host.work(&mut Walker::default(), FIRST));
         });
-        let other = spawn(&host, |host| host.work_off(SECOND));
+        let other = spawn(&host, |host| host.work(&mut Walker::default(), SECOND));
         end(killed);
         host.recover(FIRST);
         end(other);
@@ -404,27 +405,29 @@ fn a_recoverer_killed_at_any_step_is_followed_by_another() {
 }
 
 /// How a worker's look for work ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    Busy,
+    /// With a pass that takes for ever, and a worker that was woken in its place.
+    Busy(Option<WorkerIndex>),
     Asleep,
 }
 
-/// One look for work before sleep and one after it was announced.
+/// One look for work before the worker announces its sleep and one after.
 fn look_and_sleep(
     host: &Host,
     worker: WorkerIndex,
     mut look: impl FnMut(&Host) -> Option<Claim>,
 ) -> Rest {
     if look(host).is_some() {
-        return Rest::Busy;
+        return Rest::Busy(None);
     }
     host.board().fall_asleep(worker);
-    if look(host).is_some() {
-        host.board().wake_up(worker);
-        return Rest::Busy;
+    if look(host).is_none() {
+        return Rest::Asleep;
     }
-    Rest::Asleep
+    if host.board().wake_up(worker) {
+        return Rest::Busy(None);
+    }
+    Rest::Busy(host.board().take_sleeper(|_| true))
 }
 
 #[test]
@@ -439,13 +442,208 @@ fn no_worker_sleeps_while_a_hint_stands_unless_it_is_being_woken() {
         };
         let (first, second) = (spawn(&host, publish(0)), spawn(&host, publish(1)));
         let mut walker = Walker::default();
-        let rest = look_and_sleep(&host, FIRST, |host| {
-            host.board().claim(&mut walker, FIRST, anything)
-        });
+        let look = |host: &Host| host.board().claim(&mut walker, FIRST, anything);
+        let rest = look_and_sleep(&host, FIRST, look);
         let woken = [end(first), end(second)].into_iter().flatten().next();
         match rest {
             Rest::Asleep => assert_eq!(woken, Some(FIRST)),
-            Rest::Busy => assert!(host.work_off(LAST).len() == 1, "one is left for the next"),
+            Rest::Busy(_) => assert_eq!(host.work_off(LAST), [5]),
         }
+    });
+}
+
+#[test]
+fn a_worker_woken_for_a_pass_while_it_takes_another_wakes_the_next() {
+    in_every_order(Some(3), || {
+        let host = Host::new(2, 4);
+        // Its submitter saw nobody asleep.
+        host.submit(0, 5);
+        let worker = |worker| {
+            move |host: &Host| {
+                let mut walker = Walker::default();
+                let look = |host: &Host| host.board().claim(&mut walker, worker, anything);
+                look_and_sleep(host, worker, look)
+            }
+        };
+        let (first, second) = (spawn(&host, worker(FIRST)), spawn(&host, worker(SECOND)));
+        host.submit(1, 6);
+        let mut woken: Vec<WorkerIndex> = host.board().take_sleeper(|_| true).into_iter().collect();
+        let mut asleep = Vec::new();
+        for (worker, rest) in [(FIRST, end(first)), (SECOND, end(second))] {
+            match rest {
+                Rest::Busy(next) => woken.extend(next),
+                Rest::Asleep => asleep.push(worker),
+            }
+        }
+        let waits = (0..2).any(|slot| host.heap.state(slot).is_ready());
+        let comes = asleep.iter().any(|worker| woken.contains(worker));
+        assert!(!waits || asleep.is_empty() || comes, "a pass waits while a worker sleeps");
+    });
+}
+
+#[test]
+fn no_client_sleeps_on_a_reply_unless_it_is_being_woken() {
+    in_every_order(Some(3), || {
+        let host = Host::new(2, 4);
+        host.submit(0, 5);
+        host.submit(1, 6);
+        let worker = |worker| {
+            move |host: &Host| {
+                let claim = host.board().claim(&mut Walker::default(), worker, anything)?;
+                Some(host.run(claim).1)
+            }
+        };
+        let (first, second) = (spawn(&host, worker(FIRST)), spawn(&host, worker(SECOND)));
+        host.board().client_falls_asleep(&host.sleeping);
+        let asleep = host.collect().is_empty();
+        let woken = [end(first), end(second)].into_iter().flatten().any(|woken| woken);
+        assert!(!asleep || woken);
+        host.work_off(LAST);
+        host.collect();
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_call_is_taken_back_or_claimed_and_its_hint_stands_for_no_other() {
+    in_every_order(Some(3), || {
+        let host = Host::new(2, 4);
+        let client = spawn(&host, |host| {
+            let ready = host.submit(0, 5);
+            let taken_back = host.board().take_back(0, ready).is_some();
+            host.submit(1, 6);
+            if taken_back {
+                host.submit(0, 7);
+            }
+            taken_back
+        });
+        let mut walker = Walker::default();
+        let mut ran: Vec<u64> = (0..2).filter_map(|_| host.work(&mut walker, FIRST)).collect();
+        let taken_back = end(client);
+        ran.extend(host.work_off(LAST));
+        assert_eq!(ran, if taken_back { [6, 7] } else { [5, 6] });
+        host.collect();
+        host.still_works();
+    });
+}
+
+/// A ring with two hints, of passes that wait for a worker that knows blue, and no room.
+fn full_of_blue(slots: u32) -> Rc<Host> {
+    let host = Host::new(slots, 2);
+    host.submit_call(0, 5, call(BLUE));
+    host.submit_call(1, 6, call(BLUE));
+    host
+}
+
+#[test]
+fn a_pass_that_no_ring_has_room_for_is_seen_before_sleep() {
+    in_every_order(Some(3), || {
+        let host = full_of_blue(3);
+        let submitter = spawn(&host, |host| {
+            host.submit(2, 7);
+            host.board().take_sleeper(|_| true)
+        });
+        let mut walker = Walker::default();
+        let red = |closure| closure == RED;
+        let rest = look_and_sleep(&host, FIRST, |host| {
+            let hinted = host.board().claim(&mut walker, FIRST, red);
+            hinted.or_else(|| host.board().scan(host.all(), FIRST, red))
+        });
+        let woken = end(submitter);
+        let waits = host.heap.state(2).is_ready();
+        assert!(!matches!(rest, Rest::Asleep) || !waits || woken == Some(FIRST));
+        let ran = host.work_off_unhinted(LAST);
+        assert_eq!(ran, if waits { vec![5, 6, 7] } else { vec![5, 6] });
+    });
+}
+
+#[test]
+fn two_that_make_room_at_once_lose_no_pass() {
+    in_every_order(Some(1), || {
+        let host = full_of_blue(4);
+        let other = spawn(&host, |host| {
+            host.submit(2, 7);
+        });
+        host.submit(3, 8);
+        end(other);
+        let mut ran = host.work_off(FIRST);
+        assert_eq!(ran.len(), 2, "a full ring stays full");
+        assert_eq!(host.board().rehint(host.all()), 2);
+        ran.extend(host.work_off(LAST));
+        ran.sort_unstable();
+        assert_eq!(ran, [5, 6, 7, 8]);
+        host.collect();
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_submitter_killed_while_it_makes_room_loses_no_pass() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(3, 2);
+        // What was taken back leaves a hint that makes room, behind one that is good.
+        host.submit_call(0, 5, call(BLUE));
+        let ready = host.submit(1, 6);
+        host.board().take_back(1, ready).expect("nobody has claimed it");
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| fate.befall(|| host.submit(2, 7)).is_none());
+        let red = |closure| closure == RED;
+        let claim = host.board().claim(&mut Walker::default(), FIRST, red);
+        let mut ran: Vec<u64> = claim.into_iter().map(|claim| host.run(claim).0).collect();
+        let killed = end(killed);
+        if !killed {
+            ran.extend(host.work_off(LAST));
+        }
+        host.board().rehint(host.all());
+        ran.extend(host.work_off(LAST));
+        ran.sort_unstable();
+        let accepted = host.heap.state(2).state() == Some(SlotState::Done);
+        assert_eq!(ran, if accepted { vec![5, 7] } else { vec![5] });
+        assert!(killed || accepted);
+        host.collect();
+        host.still_works();
+    });
+}
+
+#[test]
+fn a_hint_that_a_worker_cannot_use_is_in_nobodys_way() {
+    killed_at_every_step(Some(2), |fate| {
+        let host = Host::new(2, 4);
+        host.submit_call(0, 5, call(BLUE));
+        host.submit(1, 6);
+        let fate = fate.clone();
+        let killed = spawn(&host, move |host| {
+            fate.befall(|| {
+                let claim = host.board().claim(&mut Walker::default(), FIRST, |id| id == BLUE);
+                host.run(claim.expect("nobody else knows blue"));
+            });
+        });
+        let claim = host.board().claim(&mut Walker::default(), SECOND, |id| id == RED);
+        host.run(claim.expect("it is hinted, and nobody else knows red"));
+        end(killed);
+        host.recover(FIRST);
+        host.work_off(LAST);
+        assert_eq!(host.collect(), [(0, 5 + REPLY), (1, 6 + REPLY)]);
+        host.still_works();
+    });
+}
+
+#[test]
+fn submitters_and_a_worker_go_round_a_ring_of_two() {
+    in_every_order(Some(2), || {
+        let host = Host::new(2, 2);
+        let submitter = |slot, argument| move |host: &Host| drop(host.submit(slot, argument));
+        let mut walker = Walker::default();
+        host.submit(0, 5);
+        assert_eq!(host.work(&mut walker, FIRST), Some(5));
+        host.collect();
+        let (first, second) = (spawn(&host, submitter(0, 6)), spawn(&host, submitter(1, 7)));
+        let mut ran: Vec<u64> = (0..2).filter_map(|_| host.work(&mut walker, FIRST)).collect();
+        (end(first), end(second));
+        ran.extend(host.work_off(LAST));
+        ran.sort_unstable();
+        assert_eq!(ran, [6, 7]);
+        host.collect();
+        host.still_works();
     });
 }

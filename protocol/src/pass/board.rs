@@ -235,6 +235,14 @@ impl<S: Slots> Board<'_, S> {
         sleeping.load(SeqCst) != 0
     }
 
+    /// Marks a client as asleep. It must look at its completions once more before it waits.
+    #[inline]
+    pub fn client_falls_asleep(&self, sleeping: &S::Word) {
+        // In the total order: `completions`.
+        sleeping.swap(1, SeqCst);
+        S::Word::order_after_write();
+    }
+
     /// The slot's word if its pass is done.
     #[inline]
     pub fn done(&self, slot: u32) -> Option<SlotWord> {
