@@ -211,7 +211,10 @@ fn work(
             None => seat.scan(has),
         };
         if let Some(call) = call {
-            ring.board().wake_up(worker);
+            // Somebody woke this worker for another pass, which must not wait for the end of this.
+            if !ring.board().wake_up(worker) {
+                ring.wake_worker(|other| other != worker);
+            }
             patience.found();
             if !run(&ring, worker, call, &repertoire, registry) {
                 return;

@@ -25,9 +25,6 @@ use super::{ClosureId, Priority, WorkerIndex};
 /// At every so many claims a worker looks at low priority first, so that it is late and not never.
 pub const LOW_TURN: u32 = 8;
 
-/// Hints that one submission moves out of its way when a ring is full.
-const MAKE_ROOM_MAX: usize = 64;
-
 /// Slots, rings, sleepers.
 #[derive(Debug)]
 pub struct Board<'m, S: Slots> {
@@ -106,26 +103,40 @@ impl<S: Slots> Board<'_, S> {
         }
     }
 
+    /// Turns the ring once. Hints of passes that were taken back make room; those that are good, and
+    /// stand in the way because no worker there can run them, go to the tail in the order in which
+    /// they stood. A ring has two cells for a slot, so a turn is paid for by the half of a ring that
+    /// it frees.
     #[cold]
     fn hint_into_full_ring(&self, slot: u32, ready: SlotWord, priority: Priority) -> u64 {
         let ring = self.ring(priority);
-        for _ in 0..MAKE_ROOM_MAX {
-            let Some((other, generation)) = ring.pop() else { break };
-            if other < self.slots.count() {
-                let word = SlotWord::from_bits(self.slots.word(other).load(Acquire));
-                if word.is_ready() && hinted_generation(word) == generation {
-                    ring.enqueue(0, other, generation);
-                    continue;
-                }
-            }
-            if let Some(next) = ring.enqueue(0, slot, ready.generation()) {
-                return next;
+        let end = ring.tail();
+        for _ in 0..ring.cells() {
+            let Some((other, generation)) = ring.pop_before(end) else { break };
+            if self.waits(other, generation) && ring.enqueue(0, other, generation).is_none() {
+                self.show(other);
             }
         }
-        // No hint, so a worker about to sleep must see the word itself: in the total order with
-        // `sleepers`.
+        match ring.enqueue(0, slot, ready.generation()) {
+            Some(next) => next,
+            None => {
+                self.show(slot);
+                0
+            }
+        }
+    }
+
+    fn waits(&self, slot: u32, generation: u64) -> bool {
+        slot < self.slots.count() && {
+            let word = SlotWord::from_bits(self.slots.word(slot).load(Acquire));
+            word.is_ready() && hinted_generation(word) == generation
+        }
+    }
+
+    /// Without a hint, a worker about to sleep must see the slot's word itself.
+    fn show(&self, slot: u32) {
+        // In the total order: `sleepers`.
         self.slots.word(slot).fetch_or(0, SeqCst);
-        0
     }
 
     /// A sleeping worker that may be woken for a pass, no longer marked as asleep. Called after
@@ -159,12 +170,14 @@ impl<S: Slots> Board<'_, S> {
         }
     }
 
-    /// Marks this worker as awake.
+    /// Marks this worker as awake. False if it was already: somebody wakes it for a pass. A worker
+    /// that found another one before it waited must then pass that on, with [`Board::take_sleeper`],
+    /// or the pass waits behind its own while others sleep.
     #[inline]
-    pub fn wake_up(&self, worker: WorkerIndex) {
-        if let Some(word) = self.sleepers.get(usize::from(worker.0) / 64) {
-            word.fetch_and(!(1 << (worker.0 % 64)), AcqRel);
-        }
+    pub fn wake_up(&self, worker: WorkerIndex) -> bool {
+        let Some(word) = self.sleepers.get(usize::from(worker.0) / 64) else { return false };
+        let bit = 1 << (worker.0 % 64);
+        word.fetch_and(!bit, AcqRel) & bit != 0
     }
 
     /// Claims the next hinted pass that the worker can run.
@@ -229,6 +242,14 @@ impl<S: Slots> Board<'_, S> {
         completions.fetch_or(bits, SeqCst);
         S::Word::order_after_write();
         sleeping.load(SeqCst) != 0
+    }
+
+    /// Marks a client as asleep. It must look at its completions once more before it waits.
+    #[inline]
+    pub fn client_falls_asleep(&self, sleeping: &S::Word) {
+        // In the total order: `completions`.
+        sleeping.swap(1, SeqCst);
+        S::Word::order_after_write();
     }
 
     /// The slot's word if its pass is done.

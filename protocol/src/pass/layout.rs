@@ -515,7 +515,7 @@ mod tests {
 
     #[test]
     fn the_struct_hash_is_of_this_table() {
-        assert_eq!(struct_hash(), 0x8b09fcb8492e1eb7);
+        assert_eq!(struct_hash(), 0x912c7afa267cbb2f);
     }
 
     #[test]

@@ -281,11 +281,15 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         claim_slot(slots, slot, word, worker, can_run)
     }
 
-    /// The hint that stands first, taken out: for who must make room.
-    pub(super) fn pop(&self) -> Option<(u32, u64)> {
+    /// The hint that stands first, taken out, unless that is at this position or later: for who must
+    /// make room.
+    pub(super) fn pop_before(&self, end: u64) -> Option<(u32, u64)> {
         let head = self.head.load(Acquire);
         let mut at = head;
         for _ in 0..=self.cells.len() {
+            if end.wrapping_sub(at) as i64 <= 0 {
+                return None;
+            }
             let found = Cell(self.cell(at).load(SeqCst));
             let popped = match found.standing(self.lap(at)) {
                 Standing::Open | Standing::Behind => return None,
@@ -299,6 +303,16 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
             }
         }
         None
+    }
+
+    /// Where the next hint goes, or a little before.
+    pub(super) fn tail(&self) -> u64 {
+        self.tail.load(Acquire)
+    }
+
+    /// How many cells there are.
+    pub(super) fn cells(&self) -> usize {
+        self.cells.len()
     }
 
     /// Calls `seen` with the slot and the low bits of the generation of every hint in the ring.

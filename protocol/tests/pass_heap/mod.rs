@@ -1,0 +1,92 @@
+//! The words of a board on the heap, of whatever kind.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use meshwork_protocol::pass::atomic::AtomicWord;
+use meshwork_protocol::pass::board::Board;
+use meshwork_protocol::pass::frame::Call;
+use meshwork_protocol::pass::ring::{HintRing, Slots};
+use meshwork_protocol::pass::slot::SlotWord;
+
+/// Slots without payloads, both rings, the sleepers.
+pub struct Heap<W> {
+    pub words: Vec<W>,
+    pub calls: Vec<W>,
+    pub high: Ring<W>,
+    pub low: Ring<W>,
+    pub sleepers: Vec<W>,
+}
+
+/// The words of a hint ring.
+pub struct Ring<W> {
+    pub head: W,
+    pub tail: W,
+    pub cells: Vec<W>,
+}
+
+impl<W: AtomicWord> Ring<W> {
+    /// An empty ring in which everything before this position has been dequeued.
+    fn at(position: u64, cells: usize, word: &impl Fn(u64) -> W) -> Self {
+        let cell = |index: usize| {
+            let turns = u64::from((index as u64) < position % cells as u64);
+            let lap = (position / cells as u64).wrapping_add(turns);
+            word(lap << 40)
+        };
+        Self { head: word(position), tail: word(position), cells: (0..cells).map(cell).collect() }
+    }
+
+    fn hints(&self) -> HintRing<'_, W> {
+        HintRing::new(&self.head, &self.tail, &self.cells).expect("a power of two")
+    }
+}
+
+impl<W: AtomicWord> Heap<W> {
+    /// Free slots, and empty rings that begin at `position`.
+    pub fn new(slots: u32, cells: usize, position: u64, word: impl Fn(u64) -> W) -> Self {
+        Self {
+            words: (0..slots).map(|_| word(0)).collect(),
+            calls: (0..slots).map(|_| word(0)).collect(),
+            high: Ring::at(position, cells, &word),
+            low: Ring::at(position, cells, &word),
+            sleepers: vec![word(0)],
+        }
+    }
+
+    /// The board over them.
+    pub fn board(&self) -> Board<'_, Self> {
+        Board {
+            slots: self,
+            high: self.high.hints(),
+            low: self.low.hints(),
+            sleepers: &self.sleepers,
+        }
+    }
+
+    /// A slot's word.
+    pub fn state(&self, slot: u32) -> SlotWord {
+        SlotWord::from_bits(self.word(slot).load(Relaxed))
+    }
+
+    /// Writes a call into a free slot and publishes it, as its owner does. The word it has then.
+    pub fn submit(&self, slot: u32, call: Call) -> SlotWord {
+        let free = self.state(slot);
+        self.call(slot).store(call.to_bits(), Relaxed);
+        self.board().publish(slot, free, call.priority).expect("the slot is free")
+    }
+}
+
+impl<W: AtomicWord> Slots for Heap<W> {
+    type Word = W;
+
+    fn count(&self) -> u32 {
+        self.words.len() as u32
+    }
+
+    fn word(&self, slot: u32) -> &W {
+        &self.words[slot as usize]
+    }
+
+    fn call(&self, slot: u32) -> &W {
+        &self.calls[slot as usize]
+    }
+}
