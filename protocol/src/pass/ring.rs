@@ -54,8 +54,8 @@ pub trait Slots {
     fn expect(&self, _slot: u32) {}
 }
 
-/// How far head and tail may be behind before they are moved: the cells of one cache line are read in
-/// one go.
+/// How far head and tail may be behind before they are moved, in a ring of at least twice as many
+/// cells: the cells of one cache line are read in one go.
 const BEHIND: u64 = 8;
 
 /// How far a worker has looked.
@@ -83,6 +83,7 @@ pub struct HintRing<'m, W> {
     tail: &'m W,
     cells: &'m [W],
     shift: u32,
+    behind: u64,
 }
 
 impl<W> Clone for HintRing<'_, W> {
@@ -153,7 +154,8 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
     #[inline(always)]
     pub fn new(head: &'m W, tail: &'m W, cells: &'m [W]) -> Self {
         assert!(cells.len().is_power_of_two(), "positions are cut to cells by a mask");
-        Self { head, tail, cells, shift: cells.len().trailing_zeros() }
+        let behind = BEHIND.min(cells.len() as u64 / 2);
+        Self { head, tail, cells, shift: cells.len().trailing_zeros(), behind }
     }
 
     #[inline(always)]
@@ -175,7 +177,7 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         let mut at = tail.max(near);
         // Each failed try means that another enqueued. More in a row than there are cells means that
         // the memory holds nonsense.
-        for _ in 0..=self.cells.len() {
+        for _ in 0..2 * self.cells.len() {
             let cell = self.cell(at);
             let lap = self.lap(at);
             let found = Cell(cell.load(Acquire));
@@ -199,7 +201,7 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
     /// Moves an end of the ring, once it is far enough behind.
     #[inline(always)]
     fn advance(&self, end: &W, from: u64, to: u64) {
-        if to.wrapping_sub(from) >= BEHIND {
+        if to.wrapping_sub(from) >= self.behind {
             // Losing means that another has moved it.
             let _ = end.compare_exchange(from, to, Release, Relaxed);
         }

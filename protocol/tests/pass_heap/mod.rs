@@ -36,7 +36,7 @@ impl<W: AtomicWord> Ring<W> {
     }
 
     fn hints(&self) -> HintRing<'_, W> {
-        HintRing::new(&self.head, &self.tail, &self.cells).expect("a power of two")
+        HintRing::new(&self.head, &self.tail, &self.cells)
     }
 }
 
@@ -71,7 +71,8 @@ impl<W: AtomicWord> Heap<W> {
     pub fn submit(&self, slot: u32, call: Call) -> SlotWord {
         let free = self.state(slot);
         self.call(slot).store(call.to_bits(), Relaxed);
-        self.board().publish(slot, free, call.priority).expect("the slot is free")
+        self.board().publish(slot, free, call.priority, 0);
+        free.ready().expect("the slot is free")
     }
 }
 
