@@ -27,8 +27,12 @@ use crate::config::{Checked, Config, ConfigError};
 use crate::handler::{JobHandler, JobOptions, TypedRunner};
 use crate::links::{DirectLinks, Links};
 use crate::mesh::{Mesh, Started};
+#[cfg(target_os = "linux")]
+use crate::passes::{PassWorkers, Passes, PassesBuilder, WorkerRunner};
 use crate::placement::{Arbiters, Placement};
 use crate::store::{Kind, Store};
+#[cfg(target_os = "linux")]
+use crate::wiring::PassParts;
 use crate::wiring::{Parts, wire};
 
 /// How long `start` waits for a seed to answer before it returns anyway: a seed that is down is not
@@ -104,6 +108,14 @@ pub enum StartError {
         /// Where the other answers.
         holder: SocketAddr,
     },
+    /// The passes of the node cannot be used.
+    #[cfg(target_os = "linux")]
+    #[error(transparent)]
+    Passes(#[from] crate::passes::PassesError),
+    /// A handler runs in worker processes, and the node has no passes to reach them.
+    #[cfg(target_os = "linux")]
+    #[error("handler `{0}` runs in worker processes: give the builder .passes(..) too")]
+    NoPasses(String),
     /// The node stopped while it started.
     #[error("the node stopped while it started: {0}")]
     Stopped(crate::StopReason),
@@ -132,6 +144,10 @@ pub struct MeshBuilder {
     data: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
     jobs: Vec<Registration>,
     elsewhere: BTreeSet<String>,
+    #[cfg(target_os = "linux")]
+    passes: Option<PassesBuilder>,
+    #[cfg(target_os = "linux")]
+    in_workers: Vec<(&'static str, JobOptions)>,
 }
 
 struct Registration {
@@ -150,6 +166,10 @@ impl MeshBuilder {
             data: HashMap::new(),
             jobs: Vec::new(),
             elsewhere: BTreeSet::new(),
+            #[cfg(target_os = "linux")]
+            passes: None,
+            #[cfg(target_os = "linux")]
+            in_workers: Vec::new(),
         }
     }
 
@@ -227,6 +247,24 @@ impl MeshBuilder {
     {
         let runner = Arc::new(TypedRunner::<J, Args, H>::new(handler, options));
         self.jobs.push(Registration { name: J::NAME, runner, missing: H::missing });
+        self
+    }
+
+    /// Passes that this node's jobs, and its user, hand to worker processes of the machine.
+    #[cfg(target_os = "linux")]
+    pub fn passes(mut self, passes: PassesBuilder) -> Self {
+        self.passes = Some(passes);
+        self
+    }
+
+    /// Jobs of this kind run in worker processes, by the handler that
+    /// [`register_job`](crate::passes::RegisterJob::register_job) gives them: what crashes, leaks or
+    /// spins there does so outside of the node. A worker that dies ends the attempt, and the job's
+    /// retries are those of `options`; an attempt that runs into its time-out takes its worker's
+    /// process with it. Needs [`passes`](Self::passes).
+    #[cfg(target_os = "linux")]
+    pub fn job_in_workers<J: Job>(mut self, options: JobOptions) -> Self {
+        self.in_workers.push((J::NAME, options));
         self
     }
 
@@ -322,6 +360,8 @@ impl MeshBuilder {
     pub async fn start(mut self) -> Result<Mesh, StartError> {
         let checked = self.config.check()?;
         let extensions = Extensions::new(std::mem::take(&mut self.data));
+        #[cfg(target_os = "linux")]
+        let passes = self.join_passes()?;
         let (handlers, known) = self.handlers(&extensions)?;
         on_system_arbiter().await?;
 
@@ -379,7 +419,14 @@ impl MeshBuilder {
         self.config.seeds.sort();
         self.config.seeds.dedup();
         let seeds = self.config.seeds.len();
+        #[cfg(target_os = "linux")]
+        let (client, registry) = passes
+            .as_ref()
+            .map(|passes| (passes.client.clone(), passes.registry.clone()))
+            .unwrap_or_default();
         let parts = Parts {
+            #[cfg(target_os = "linux")]
+            passes,
             config: self.config,
             lease: checked.lease,
             identity: identity.clone(),
@@ -397,8 +444,22 @@ impl MeshBuilder {
             deaths,
             reports,
         };
-        let wired = wire(parts, &arbiters);
+        let wired = match wire(parts, &arbiters) {
+            Ok(wired) => wired,
+            Err(error) => {
+                arbiters.stop();
+                return Err(error);
+            }
+        };
+        #[cfg(target_os = "linux")]
+        let passes = wired.passes.as_ref().and_then(|passes| {
+            let (worker, watchdog) = (passes.worker.clone(), passes.watchdog.clone());
+            let workers = PassWorkers::of_node(registry, worker, watchdog);
+            Some(Passes::new(client?, passes.submitter.clone()?, workers))
+        });
         let mesh = Mesh::new(Started {
+            #[cfg(target_os = "linux")]
+            passes,
             identity,
             gossip: advertised_gossip,
             steal: advertised_steal,
@@ -440,6 +501,20 @@ impl MeshBuilder {
         });
         spawned.map_err(StartError::Arbiter)?;
         receiver.await.unwrap_or(Err(StartError::Stopped(crate::StopReason::SystemEnded)))
+    }
+
+    /// Joins the passes, and registers the handlers that run by them.
+    #[cfg(target_os = "linux")]
+    fn join_passes(&mut self) -> Result<Option<PassParts>, StartError> {
+        let passes = self.passes.take().map(|passes| passes.join(true)).transpose()?;
+        let passes = passes.map(|(parts, _)| parts);
+        for (name, options) in std::mem::take(&mut self.in_workers) {
+            let client = passes.as_ref().and_then(|passes| passes.client.clone());
+            let client = client.ok_or_else(|| StartError::NoPasses(name.into()))?;
+            let runner = Arc::new(WorkerRunner::new(name, options, client));
+            self.jobs.push(Registration { name, runner, missing: |_| None });
+        }
+        Ok(passes)
     }
 
     fn handlers(

@@ -49,7 +49,7 @@ impl JobError {
         Self { error: error.to_string(), again: Again::Never }
     }
 
-    fn into_end(self) -> AttemptEnd {
+    pub(crate) fn into_end(self) -> AttemptEnd {
         match self.again {
             Again::Backoff => AttemptEnd::Retry { error: self.error, after: None },
             Again::After(delay) => AttemptEnd::Retry { error: self.error, after: Some(delay) },
@@ -285,6 +285,16 @@ impl JobOptions {
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         self.retry = RetryPolicy { backoff: first, backoff_max: max };
         self
+    }
+}
+
+impl JobOptions {
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    pub(crate) fn retry_policy(&self) -> RetryPolicy {
+        self.retry
     }
 }
 

@@ -40,6 +40,8 @@ mod config;
 mod handler;
 mod links;
 mod mesh;
+#[cfg(target_os = "linux")]
+pub mod passes;
 mod placement;
 mod store;
 mod wiring;
@@ -66,6 +68,8 @@ pub use meshwork_protocol::id::{Generation, JobId, NodeId, Tenant};
 pub use meshwork_protocol::job::{JobState, Recorded};
 pub use meshwork_protocol::load::Load;
 pub use meshwork_protocol::swim::{Member, MemberState, MembershipEvent};
+#[cfg(target_os = "linux")]
+pub use passes::{Passes, worker_main};
 pub use placement::Placement;
 pub use store::Store;
 pub use wiring::{ActorRecord, Edge, WiringRecord};

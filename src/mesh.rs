@@ -48,6 +48,8 @@ const EVENTS_WAITING: usize = 256;
 pub struct Mesh(Arc<Inner>);
 
 struct Inner {
+    #[cfg(target_os = "linux")]
+    passes: Option<crate::passes::Passes>,
     identity: Arc<Identity>,
     gossip: SocketAddr,
     steal: SocketAddr,
@@ -135,6 +137,8 @@ pub struct DrainReport {
 }
 
 pub(crate) struct Started {
+    #[cfg(target_os = "linux")]
+    pub(crate) passes: Option<crate::passes::Passes>,
     pub(crate) identity: Arc<Identity>,
     pub(crate) gossip: SocketAddr,
     pub(crate) steal: SocketAddr,
@@ -154,7 +158,10 @@ impl Mesh {
     }
 
     pub(crate) fn new(started: Started) -> Self {
-        let Started { identity, gossip, steal, store, own_store, seeds, wired, arbiters } = started;
+        #[cfg(target_os = "linux")]
+        let passes = started.passes;
+        let Started { identity, gossip, steal, store, own_store, seeds, wired, arbiters, .. } =
+            started;
         let (drain, drain_requested) = watch::channel(None);
         let (stopped_sender, stopped) = watch::channel(None);
         let end = End {
@@ -190,7 +197,24 @@ impl Mesh {
             joining: wired.joining,
             faults: wired.stop,
         };
-        Self(Arc::new(Inner { identity, gossip, steal, store, seeds, wired, drain, stopped }))
+        Self(Arc::new(Inner {
+            #[cfg(target_os = "linux")]
+            passes,
+            identity,
+            gossip,
+            steal,
+            store,
+            seeds,
+            wired,
+            drain,
+            stopped,
+        }))
+    }
+
+    /// The node's passes, if it was given some. They end with it.
+    #[cfg(target_os = "linux")]
+    pub fn passes(&self) -> Option<&crate::passes::Passes> {
+        self.0.passes.as_ref()
     }
 
     /// The node's name.

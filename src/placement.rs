@@ -71,6 +71,25 @@ pub(crate) struct Arbiters {
 }
 
 impl Arbiters {
+    /// Arbiters for passes alone, which have no handlers and no store.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_passes(placement: &Placement) -> std::io::Result<Self> {
+        let mut placement = placement.clone();
+        let mut own = Vec::new();
+        for given in [&mut placement.control, &mut placement.work] {
+            if given.is_none() {
+                let arbiter = Arbiter::try_new()?;
+                *given = Some(arbiter.handle());
+                own.push(arbiter);
+            }
+        }
+        placement.tenant.clone_from(&placement.work);
+        placement.store.clone_from(&placement.work);
+        let mut arbiters = Self::new(&placement)?;
+        arbiters.own.extend(own);
+        Ok(arbiters)
+    }
+
     pub(crate) fn new(placement: &Placement) -> std::io::Result<Self> {
         let mut own = Vec::new();
         let mut place = |given: &Option<ArbiterHandle>| match given {

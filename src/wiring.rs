@@ -12,6 +12,18 @@ use actix::prelude::*;
 use arc_swap::ArcSwap;
 use meshwork_actors::fair::runner::{Extensions, Handlers};
 use meshwork_actors::fair::tenant_executor::{self, TenantExecutor};
+#[cfg(target_os = "linux")]
+use meshwork_actors::host::{
+    heartbeat_writer::HeartbeatWriter,
+    pass_client::PassClient,
+    pass_host::{JoinError, PassHost},
+    pass_submitter::{self, PassSubmitter},
+    pass_worker::PassWorker,
+    reclaimer::{Heart, ReclaimerOptions},
+    registry::PassRegistry,
+    watchdog::Watchdog,
+    worker_thread::{WorkerOptions, WorkerThread},
+};
 use meshwork_actors::identity::Identity;
 use meshwork_actors::load_cell::LoadCell;
 use meshwork_actors::mesh::gossip_socket::{self, Bound, GossipSocket, Transmit};
@@ -26,6 +38,8 @@ use meshwork_actors::store::messages::{Registered, StoreHandle};
 use meshwork_actors::subscribers::MemberTable;
 use meshwork_actors::work::deque_owner::{self, DequeOwner, KnownHandlers};
 use meshwork_actors::work::lease_keeper::{self, LeaseKeeper};
+#[cfg(target_os = "linux")]
+use meshwork_actors::work::pass_awaits::Completed;
 use meshwork_actors::work::prefetcher::{self, Prefetcher};
 use meshwork_actors::work::result_collector::{self, ResultCollector};
 use meshwork_actors::work::steal_listener::{self, StealListener};
@@ -42,8 +56,11 @@ use meshwork_protocol::swim::{Member, MemberState};
 use meshwork_protocol::time::Instant;
 use tokio::sync::{mpsc, watch};
 
+use crate::builder::StartError;
 use crate::config::Config;
 use crate::links::Links;
+#[cfg(target_os = "linux")]
+use crate::passes::PassesError;
 use crate::placement::Arbiters;
 
 /// The arbiter of deadlines: it carries nothing that a tenant can feed.
@@ -111,8 +128,120 @@ impl Wiring {
     }
 }
 
+/// What the passes of a process are made of.
+#[cfg(target_os = "linux")]
+pub(crate) struct PassParts {
+    pub(crate) host: Arc<PassHost>,
+    /// Where this process submits.
+    pub(crate) client: Option<PassClient>,
+    pub(crate) registry: PassRegistry,
+    pub(crate) worker: WorkerOptions,
+    pub(crate) threads: Vec<WorkerThread>,
+    pub(crate) reclaimer: ReclaimerOptions,
+}
+
+/// The actors of passes, started.
+#[cfg(target_os = "linux")]
+pub(crate) struct WiredPasses {
+    pub(crate) submitter: Option<Addr<PassSubmitter>>,
+    pub(crate) worker: Addr<PassWorker>,
+    pub(crate) watchdog: Addr<Watchdog>,
+}
+
+/// The actors of passes alone, in a process that is no node.
+#[cfg(target_os = "linux")]
+pub(crate) fn wire_passes(
+    parts: PassParts,
+    arbiters: &Arbiters,
+    deaths: &Deaths,
+) -> Result<(WiredPasses, WiringRecord, Vec<Running>), JoinError> {
+    let mut wiring = Wiring(WiringRecord::default());
+    let collector = wiring.slot("ResultCollector", WORK, 1_024);
+    let passes = add_passes(&mut wiring, parts, &collector)?;
+    let mut running = Vec::new();
+    let without_jobs = |_: &mut Context<_>| ResultCollector::without_jobs();
+    running.push(collector.start(&arbiters.work, deaths, without_jobs));
+    let wired = passes.start(arbiters, deaths, &mut running);
+    Ok((wired, wiring.0, running))
+}
+
+/// The actors of passes, still to be started.
+#[cfg(target_os = "linux")]
+struct PassSlots {
+    parts: PassParts,
+    submitter: Option<(Slot<PassSubmitter>, PassClient, pass_submitter::Peers)>,
+    worker: Slot<PassWorker>,
+    heartbeat: Slot<HeartbeatWriter>,
+    watchdog: Slot<Watchdog>,
+}
+
+#[cfg(target_os = "linux")]
+fn add_passes(
+    w: &mut Wiring,
+    parts: PassParts,
+    collector: &Slot<ResultCollector>,
+) -> Result<PassSlots, JoinError> {
+    let submitter = match parts.client.clone() {
+        None => None,
+        Some(client) => {
+            let slot = w.slot("PassSubmitter", WORK, 1_024);
+            let peers = pass_submitter::Peers {
+                expect: w.hand("PassSubmitter", collector),
+                expect_all: w.hand("PassSubmitter", collector),
+                forget: w.hand("PassSubmitter", collector),
+            };
+            // Sent by the client's collector thread. At most one end a slot is on its way.
+            let completed: Recipient<Completed> = w.hand("PassSubmitter", collector);
+            client.route_to(Box::new(move |ends| completed.do_send(Completed(ends))))?;
+            Some((slot, client, peers))
+        }
+    };
+    Ok(PassSlots {
+        parts,
+        submitter,
+        worker: w.slot("PassWorker", WORK, 64),
+        heartbeat: w.slot("HeartbeatWriter", CONTROL, 16),
+        watchdog: w.slot("Watchdog", CONTROL, 64),
+    })
+}
+
+#[cfg(target_os = "linux")]
+impl PassSlots {
+    fn start(
+        self,
+        arbiters: &Arbiters,
+        deaths: &Deaths,
+        running: &mut Vec<Running>,
+    ) -> WiredPasses {
+        let Self { parts, submitter, worker, heartbeat, watchdog } = self;
+        let wired = WiredPasses {
+            submitter: submitter.as_ref().map(|(slot, _, _)| slot.addr()),
+            worker: worker.addr(),
+            watchdog: watchdog.addr(),
+        };
+        let (host, reclaimer) = (parts.host.clone(), parts.reclaimer);
+        running.push(
+            watchdog.start(&arbiters.control, deaths, move |_| Watchdog::new(&host, reclaimer)),
+        );
+        let heart = Heart::new(&parts.host);
+        running
+            .push(heartbeat.start(&arbiters.control, deaths, move |_| HeartbeatWriter::new(heart)));
+        running.push(worker.start(&arbiters.work, deaths, move |_| {
+            PassWorker::new(parts.host, parts.registry, parts.worker, parts.threads)
+        }));
+        if let Some((slot, client, peers)) = submitter {
+            running.push(
+                slot.start(&arbiters.work, deaths, move |_| PassSubmitter::new(client, peers)),
+            );
+        }
+        wired
+    }
+}
+
 /// Everything that the wiring needs.
 pub(crate) struct Parts {
+    #[cfg(target_os = "linux")]
+    pub(crate) passes: Option<PassParts>,
     pub(crate) config: Config,
     pub(crate) lease: LeaseConfig,
     pub(crate) identity: Arc<Identity>,
@@ -152,6 +281,8 @@ pub(crate) struct Wired {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stop: watch::Receiver<Option<StopReason>>,
     pub(crate) joining: watch::Receiver<Joining>,
+    #[cfg(target_os = "linux")]
+    pub(crate) passes: Option<WiredPasses>,
 }
 
 /// The addresses of a node, whose actors are still to be started.
@@ -171,7 +302,11 @@ struct Slots {
 }
 
 /// Makes every address, then every actor.
-pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
+///
+/// # Errors
+///
+/// The client of the passes gets no thread. Nothing was started.
+pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Result<Wired, StartError> {
     let mut wiring = Wiring(WiringRecord::default());
     let w = &mut wiring;
     let slots = Slots {
@@ -187,6 +322,12 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         stealer: w.slot("Stealer", WORK, 256),
         listener: w.slot("StealListener", WORK, 16),
         executor: w.slot("TenantExecutor", TENANT, 1_024),
+    };
+
+    #[cfg(target_os = "linux")]
+    let passes = match parts.passes {
+        Some(passes) => Some(add_passes(w, passes, &slots.collector).map_err(PassesError::from)?),
+        None => None,
     };
 
     let (config, identity, store) = (&parts.config, &parts.identity, &parts.store);
@@ -355,6 +496,8 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         let identity = identity.clone();
         move |_| ResultCollector::new(identity, collector_peers)
     }));
+    #[cfg(target_os = "linux")]
+    let passes = passes.map(|passes| passes.start(arbiters, &deaths, &mut running));
     running.push(slots.executor.start(&arbiters.tenant, &deaths, {
         let setup = tenant_executor::Setup {
             identity: identity.clone(),
@@ -406,7 +549,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
     }));
 
     let (members, ring_keeper, deque, stealer, executor, collector) = addresses;
-    Wired {
+    Ok(Wired {
         record: wiring.0,
         deaths,
         running,
@@ -422,5 +565,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Wired {
         metrics,
         stop,
         joining,
-    }
+        #[cfg(target_os = "linux")]
+        passes,
+    })
 }

@@ -9,6 +9,7 @@ pub use meshwork_protocol as protocol;
 
 pub mod clock;
 pub mod fair;
+#[cfg(target_os = "linux")]
 pub mod host;
 pub mod identity;
 pub mod load_cell;

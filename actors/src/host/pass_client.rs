@@ -44,6 +44,16 @@ const GATHER_PAUSES: u32 = 12;
 /// Batches after which the collector thread looks whether it should look at the slots themselves.
 const BATCHES: u32 = 1_024;
 
+/// How long [`PassClient::help`] looks on after the last reply, and at most: a small part of a wake,
+/// and of an actor's turn.
+const HELP: Duration = Duration::from_micros(3);
+const HELP_MAX: Duration = Duration::from_micros(50);
+const HELP_LOOKS: u32 = 16;
+
+/// Times in a row that help is in vain before it is tried only at every so many calls.
+const HOPES: u32 = 8;
+const HOPELESS_TRIES: u32 = 64;
+
 /// How a client behaves.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
@@ -87,6 +97,9 @@ struct Shared {
     has_returned: AtomicBool,
     empty_polls: AtomicU32,
     sweep: Mutex<Sweep>,
+    /// Whether [`PassClient::help`] has found something lately.
+    hope: AtomicU32,
+    helps: AtomicU32,
     room_wanted: AtomicUsize,
     room: Notify,
     news: Notify,
@@ -135,6 +148,8 @@ impl PassClient {
             has_returned: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
             sweep: Mutex::new(Sweep { next: Instant::now(), unserved: vec![None; slots] }),
+            hope: AtomicU32::new(HOPES),
+            helps: AtomicU32::new(0),
             room_wanted: AtomicUsize::new(0),
             room: Notify::new(),
             news: Notify::new(),
@@ -219,6 +234,13 @@ impl PassClient {
         Ok(Reserved { shared: &self.0, free: self.0.reserve(pass)? })
     }
 
+    /// Collects for the sink in the collector thread's place, for as long as something comes: what a
+    /// spinning worker does at once is back before that thread would have been woken. Spins for
+    /// [`HELP`] after the last reply, and not at all where that was mostly in vain.
+    pub fn help(&self) {
+        self.0.help();
+    }
+
     /// Awaits that a slot may be free, at most for as long as a client looks away.
     pub async fn some_room(&self) {
         let _ = tokio::time::timeout(LOOK_EVERY, self.0.room_made()).await;
@@ -292,6 +314,15 @@ impl Reserved<'_> {
     /// The pass that it will hold.
     pub fn pass(&self) -> PassId {
         self.free.pass()
+    }
+
+    /// Puts memory behind what the pass needs, so that submitting it cannot fail for that.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError::NoSpace`].
+    pub fn make_room(&self, pass: &Pass<'_>) -> Result<(), SubmitError> {
+        self.free.make_room(pass.args.len()).map_err(SubmitError::NoSpace)
     }
 
     /// Submits the pass; its end goes to the sink.
@@ -500,6 +531,61 @@ impl Shared {
         true
     }
 
+    fn help(&self) {
+        let hope = self.hope.load(Relaxed);
+        if hope == 0 && !self.helps.fetch_add(1, Relaxed).is_multiple_of(HOPELESS_TRIES) {
+            return;
+        }
+        let sleeping = self.host.ring().client(self.range.client()).sleeping();
+        // While this one looks, nobody need be woken for it.
+        let slept = sleeping.swap(0, SeqCst) != 0;
+        let begun = Instant::now();
+        let (mut last, mut found) = (begun, false);
+        loop {
+            for _ in 0..HELP_LOOKS {
+                if self.range.has_news() {
+                    self.collect_routed();
+                    found = true;
+                    last = Instant::now();
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if self.routed.iter().all(|word| word.load(Relaxed) == 0)
+                || now - last > HELP
+                || now - begun > HELP_MAX
+            {
+                break;
+            }
+        }
+        if slept {
+            // In the total order: `completions`, as where the collector thread falls asleep.
+            sleeping.swap(1, SeqCst);
+            if self.range.has_news() {
+                self.collect_routed();
+            }
+        }
+        self.hope.store(if found { HOPES } else { hope.saturating_sub(1) }, Relaxed);
+    }
+
+    /// Hands routed ends to their futures and to the sink; the others stay.
+    fn collect_routed(&self) {
+        let mut batch = Vec::new();
+        let mut left = 0;
+        self.collect(false, &mut |end| batch.push(end), |_| {
+            left += 1;
+            false
+        });
+        if left > 0 {
+            self.news.notify_one();
+        }
+        if !batch.is_empty()
+            && let Some(sink) = self.sink.get()
+        {
+            sink(batch);
+        }
+    }
+
     fn pop_returned(&self) -> Option<Completion<'static>> {
         if !self.has_returned.load(Acquire) {
             return None;
@@ -602,7 +688,6 @@ fn collect_forever(shared: &Weak<Shared>, ring: &PassRing, client: ClientIndex, 
     let row = ring.client(client);
     let mut patience = Patience::new(spin);
     let mut swept = Instant::now();
-    let mut batch = Vec::new();
     let mut rounds = 0u32;
     loop {
         let Some(shared) = shared.upgrade() else { return };
@@ -611,20 +696,8 @@ fn collect_forever(shared: &Weak<Shared>, ring: &PassRing, client: ClientIndex, 
         }
         rounds = rounds.wrapping_add(1);
         if shared.range.has_news() && !rounds.is_multiple_of(BATCHES) {
-            let mut left = 0;
-            shared.collect(false, &mut |end| batch.push(end), |_| {
-                left += 1;
-                false
-            });
-            if left > 0 {
-                shared.news.notify_one();
-            }
-            if !batch.is_empty() {
-                patience.found();
-                if let Some(sink) = shared.sink.get() {
-                    sink(std::mem::take(&mut batch));
-                }
-            }
+            shared.collect_routed();
+            patience.found();
             continue;
         }
         if !rounds.is_multiple_of(BATCHES) && patience.look_again() {

@@ -156,8 +156,8 @@ impl PassHost {
         let row = self.ring.worker(worker);
         let recovered = self.ring.recover_worker(worker, lock);
         let header = self.ring.header();
-        header.requeued.fetch_add(u64::from(recovered.requeued), AcqRel);
-        header.poisoned.fetch_add(u64::from(recovered.poisoned), AcqRel);
+        header.requeued.fetch_add(recovered.requeued.len() as u64, AcqRel);
+        header.poisoned.fetch_add(recovered.poisoned.len() as u64, AcqRel);
         // A sleeper that died may have taken a wake with it, and what waits again is for anyone.
         while self.ring.wake_worker(|_| true) {}
         self.clear_worker(worker, row);

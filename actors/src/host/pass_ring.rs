@@ -666,6 +666,21 @@ impl FreeSlot<'_> {
         PassId { slot: self.slot, generation: next }
     }
 
+    /// Puts memory behind what a call with so many bytes of arguments needs: also behind the result's
+    /// place, for a worker must not find that there is no room for what it has made.
+    ///
+    /// # Errors
+    ///
+    /// The filesystem is full.
+    #[inline]
+    pub fn make_room(&self, arguments: usize) -> io::Result<()> {
+        self.range.commit(Buffers::Results, self.slot)?;
+        if arguments > INLINE_BYTES {
+            self.range.commit(Buffers::Arguments, self.slot)?;
+        }
+        Ok(())
+    }
+
     /// Writes the call and makes it ready. Then a worker is to be woken.
     ///
     /// `arguments` are at most a payload of the layout; `deadline_us` limits one run, and counts
@@ -683,12 +698,8 @@ impl FreeSlot<'_> {
         deadline_us: u64,
     ) -> io::Result<PassId> {
         let (range, ring, layout) = (self.range, &*self.range.ring, self.range.ring.layout());
-        // The result's too: a worker must not find that there is no room for what it has made.
-        range.commit(Buffers::Results, self.slot)?;
-        if arguments.len() > INLINE_BYTES {
-            assert!(arguments.len() <= layout.geometry.payload_bytes as usize);
-            range.commit(Buffers::Arguments, self.slot)?;
-        }
+        self.make_room(arguments.len())?;
+        assert!(arguments.len() <= INLINE_BYTES.max(layout.geometry.payload_bytes as usize));
         let slot = ring.table.slot(self.slot);
         slot.call.store(call.to_bits(), Relaxed);
         slot.tag.store(tag, Relaxed);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::Duration;
 
 use meshwork_protocol::pass::beats::Beats;
-use meshwork_protocol::pass::{ClientIndex, WorkerIndex};
+use meshwork_protocol::pass::{ClientIndex, PassId, WorkerIndex};
 use meshwork_protocol::time::{Instant, micros};
 
 use super::pass_host::PassHost;
@@ -51,9 +51,9 @@ pub struct ReclaimReport {
     /// Rows whose locks were looked at.
     pub probed: u32,
     /// Passes of dead workers that wait again.
-    pub requeued: u32,
+    pub requeued: Vec<PassId>,
     /// Passes whose attempts are over.
-    pub poisoned: u32,
+    pub poisoned: Vec<PassId>,
     /// Passes that waited without a hint.
     pub rehinted: u32,
     /// Clients that were found dead.
@@ -134,8 +134,35 @@ impl Reclaimer {
         report.probed += 1;
         let Some(lock) = self.host.lock_worker(worker)? else { return Ok(()) };
         let recovered = self.host.bury_worker(worker, &lock);
-        report.requeued += recovered.requeued;
-        report.poisoned += recovered.poisoned;
+        report.requeued.extend(recovered.requeued);
+        report.poisoned.extend(recovered.poisoned);
+        Ok(())
+    }
+
+    /// A process has ended: looks at the locks of its rows.
+    ///
+    /// # Errors
+    ///
+    /// The lock file cannot be used.
+    pub fn process_ended(
+        &mut self,
+        process: ProcessIdentity,
+        report: &mut ReclaimReport,
+    ) -> io::Result<()> {
+        let ring = Arc::clone(self.host.ring());
+        for (index, row) in ring.workers().iter().enumerate() {
+            if ProcessIdentity::of(&row.holder) == process {
+                self.probe_worker(WorkerIndex(index as u16), report)?;
+            }
+        }
+        for (index, row) in ring.clients().iter().enumerate() {
+            if ProcessIdentity::of(&row.holder) == process
+                && row.holder.epoch.load(Acquire) % 2 == 1
+            {
+                self.tend_client(ClientIndex(index as u16), report)?;
+            }
+        }
+        self.call_roll(report);
         Ok(())
     }
 

@@ -152,7 +152,17 @@ impl PassRegistry {
         Ok(id)
     }
 
-    fn insert(&self, id: ClosureId, name: &str, run: Arc<Closure>) -> Result<(), RegisterError> {
+    /// Registers a closure that is boxed already.
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](Self::register).
+    pub fn insert(
+        &self,
+        id: ClosureId,
+        name: &str,
+        run: Arc<Closure>,
+    ) -> Result<(), RegisterError> {
         match self.0.closures.entry(id) {
             Entry::Occupied(taken) => {
                 let (name, by) = (name.to_owned(), taken.get().name.to_string());

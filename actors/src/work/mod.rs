@@ -4,6 +4,8 @@ pub mod deque_owner;
 pub mod enqueue;
 pub mod job_events;
 pub mod lease_keeper;
+#[cfg(target_os = "linux")]
+pub mod pass_awaits;
 pub mod prefetcher;
 pub mod result_collector;
 pub mod steal_listener;

@@ -1,8 +1,9 @@
-//! `ResultCollector`: tells callers what their jobs came to.
+//! `ResultCollector`: tells callers what their jobs and passes came to.
 //!
 //! Owns the callers that wait, and a bounded memory of recent outcomes. Receives [`Await`] from
 //! callers, [`JobEvent`] from this node's actors, [`EndedElsewhere`] from the socket, [`Follow`] from
-//! those who watch. Sends `Lookup` to the store, a `Finished` hint to the node that accepted a job
+//! those who watch; of passes, [`ExpectPass`], [`ExpectPasses`] and [`ForgetPasses`] from
+//! PassSubmitter and [`Completed`] from the collector thread of the client. Sends `Lookup` to the store, a `Finished` hint to the node that accepted a job
 //! which ended here, and job events to the followers. On death the node stops.
 //!
 //! A hint only says when to look: the store has the outcome. While anyone waits, a slow poll finds
@@ -26,6 +27,8 @@ use crate::mesh::gossip_socket::EndedElsewhere;
 use crate::mesh::hints::Hints;
 use crate::store::messages::{JobRow, Lookup, StoreHandle, StoreResult};
 use crate::work::job_events::JobEvent;
+#[cfg(target_os = "linux")]
+use crate::work::pass_awaits::{Completed, ExpectPass, ExpectPasses, ForgetPasses, PassAwaits};
 
 /// Callers that may wait at once.
 const AWAITS_MAX: usize = 1 << 17;
@@ -105,7 +108,10 @@ pub struct Peers {
 
 /// The actor.
 pub struct ResultCollector {
-    identity: Arc<Identity>,
+    /// Nothing of jobs where there is no node: in a process that only has passes.
+    jobs: Option<Jobs>,
+    #[cfg(target_os = "linux")]
+    passes: PassAwaits,
     waiting: HashMap<JobId, Vec<oneshot::Sender<Result<Recorded, AwaitError>>>>,
     waiting_count: usize,
     recent: HashMap<JobId, Recorded>,
@@ -114,6 +120,10 @@ pub struct ResultCollector {
     looking: bool,
     to_tell: BTreeMap<NodeId, Vec<JobId>>,
     followers: Vec<Follower>,
+}
+
+struct Jobs {
+    identity: Arc<Identity>,
     peers: Peers,
 }
 
@@ -205,8 +215,15 @@ impl LookupQueue {
 impl ResultCollector {
     /// A collector that nobody waits at yet.
     pub fn new(identity: Arc<Identity>, peers: Peers) -> Self {
+        Self { jobs: Some(Jobs { identity, peers }), ..Self::without_jobs() }
+    }
+
+    /// A collector of passes alone: it knows of no job.
+    pub fn without_jobs() -> Self {
         Self {
-            identity,
+            jobs: None,
+            #[cfg(target_os = "linux")]
+            passes: PassAwaits::default(),
             waiting: HashMap::new(),
             waiting_count: 0,
             recent: HashMap::new(),
@@ -215,7 +232,6 @@ impl ResultCollector {
             looking: false,
             to_tell: BTreeMap::new(),
             followers: Vec::new(),
-            peers,
         }
     }
 
@@ -236,6 +252,7 @@ impl ResultCollector {
     }
 
     fn look_up(&mut self, ctx: &mut Context<Self>) {
+        let Some(Jobs { peers, .. }) = &self.jobs else { return };
         if self.looking {
             return;
         }
@@ -244,7 +261,7 @@ impl ResultCollector {
             return;
         }
         self.looking = true;
-        let lookup = self.peers.store.lookup.send(Lookup { jobs: jobs.clone() });
+        let lookup = peers.store.lookup.send(Lookup { jobs: jobs.clone() });
         let me = ctx.address();
         actix::spawn(async move {
             // A store that has stopped ends the node; nothing is left to answer then.
@@ -255,9 +272,10 @@ impl ResultCollector {
     }
 
     fn tell_origins(&mut self) {
+        let Some(Jobs { peers, .. }) = &self.jobs else { return };
         for (node, jobs) in std::mem::take(&mut self.to_tell) {
             for jobs in jobs.chunks(FINISHED_IDS_MAX) {
-                self.peers.hints.send(&node, Body::Finished { jobs: jobs.to_vec() });
+                peers.hints.send(&node, Body::Finished { jobs: jobs.to_vec() });
             }
         }
     }
@@ -310,6 +328,9 @@ impl Handler<Await> for ResultCollector {
         if let Some(recorded) = self.recent.get(&job) {
             let recorded = recorded.clone();
             return Box::pin(async move { Ok(recorded) });
+        }
+        if self.jobs.is_none() {
+            return Box::pin(async move { Err(AwaitError::Unknown(job)) });
         }
         if self.waiting_count >= AWAITS_MAX {
             return Box::pin(async { Err(AwaitError::Busy) });
@@ -370,7 +391,7 @@ impl Handler<JobEvent> for ResultCollector {
     fn handle(&mut self, event: JobEvent, ctx: &mut Self::Context) {
         self.follow(&event);
         if let JobEvent::Ended { job, origin, recorded: Some(recorded), .. } = event {
-            if origin != self.identity.node {
+            if self.jobs.as_ref().is_some_and(|jobs| jobs.identity.node != origin) {
                 if self.to_tell.is_empty() {
                     ctx.run_later(TELL_AFTER, |collector, _| collector.tell_origins());
                 }
@@ -386,6 +407,46 @@ impl Handler<Follow> for ResultCollector {
 
     fn handle(&mut self, Follow(sender): Follow, _: &mut Self::Context) {
         self.followers.push(Follower { sender, missed: 0 });
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Handler<ExpectPass> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, expected: ExpectPass, _: &mut Self::Context) {
+        self.passes.expect_one(expected);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Handler<ExpectPasses> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, expected: ExpectPasses, _: &mut Self::Context) {
+        self.passes.expect_many(expected);
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Handler<ForgetPasses> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, ForgetPasses(passes): ForgetPasses, _: &mut Self::Context) {
+        for pass in passes {
+            self.passes.forget(pass);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Handler<Completed> for ResultCollector {
+    type Result = ();
+
+    fn handle(&mut self, Completed(ends): Completed, _: &mut Self::Context) {
+        for end in ends {
+            self.passes.ended(end);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use super::atomic::AtomicWord;
 use super::frame::Call;
 use super::ring::{Claim, Cursor, HintRing, Slots, Taken, claim_slot, hinted_generation};
 use super::slot::{SlotState, SlotWord};
-use super::{ClosureId, Priority, WorkerIndex};
+use super::{ClosureId, PassId, Priority, WorkerIndex};
 
 /// At every so many claims a worker looks at low priority first, so that it is late and not never.
 pub const LOW_TURN: u32 = 8;
@@ -62,12 +62,12 @@ impl Walker {
 }
 
 /// What [`Board::recover`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Passes that will be run again.
-    pub requeued: u32,
+    pub requeued: Vec<PassId>,
     /// Passes whose attempts are over.
-    pub poisoned: u32,
+    pub poisoned: Vec<PassId>,
     /// Replies whose client was perhaps not told.
     pub announced: u32,
 }
@@ -297,6 +297,7 @@ impl<S: Slots> Board<'_, S> {
             if found.worker() != dead {
                 continue;
             }
+            let pass = PassId { slot, generation: found.generation() };
             match found.state() {
                 Some(SlotState::Claimed) => {
                     let call = Call::from_bits(self.slots.call(slot).load(Relaxed));
@@ -305,13 +306,13 @@ impl<S: Slots> Board<'_, S> {
                     {
                         if self.replace(slot, found, ready) {
                             self.hint(slot, ready, call.priority, 0);
-                            recovered.requeued += 1;
+                            recovered.requeued.push(pass);
                         }
                     } else if let Some(done) = found.done() {
                         poison(slot);
                         if self.replace(slot, found, done) {
                             announce(slot);
-                            recovered.poisoned += 1;
+                            recovered.poisoned.push(pass);
                         }
                     }
                 }

@@ -1,0 +1,34 @@
+//! `HeartbeatWriter`: makes the rows of this process beat in the heartbeat table.
+//!
+//! Owns nothing but its timer. On death the node stops; its rows stand still, are looked at, and
+//! found alive by their locks.
+//!
+//! It runs apart from the workers, so a pass that takes a second, or a day, stops no heart.
+
+use std::time::Duration;
+
+use actix::prelude::*;
+
+use super::reclaimer::Heart;
+
+/// How often a heart beats: a third of the grace that a watchdog gives.
+pub const BEAT_EVERY: Duration = Duration::from_millis(100);
+
+/// The actor.
+pub struct HeartbeatWriter(Heart);
+
+impl HeartbeatWriter {
+    /// A writer for the rows of this host.
+    pub fn new(heart: Heart) -> Self {
+        Self(heart)
+    }
+}
+
+impl Actor for HeartbeatWriter {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.0.beat();
+        ctx.run_interval(BEAT_EVERY, |writer, _| writer.0.beat());
+    }
+}

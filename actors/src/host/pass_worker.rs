@@ -1,0 +1,90 @@
+//! `PassWorker`: the workers of this process.
+//!
+//! Owns the worker threads and the registry of their closures. Receives [`RegisterPass`] and
+//! [`AddWorkers`]. On death the node stops; the threads end after the pass that each runs.
+
+use std::sync::Arc;
+
+use actix::prelude::*;
+use meshwork_protocol::pass::{ClosureId, WorkerIndex};
+
+use super::pass_host::{JoinError, PassHost};
+use super::registry::{PassRegistry, RegisterError, Registered};
+use super::worker_thread::{WorkerOptions, WorkerThread};
+
+/// Register a closure: the workers of this process take passes of it from now on.
+#[derive(Message)]
+#[rtype(result = "Result<(), RegisterError>")]
+pub struct RegisterPass {
+    /// Its id.
+    pub id: ClosureId,
+    /// Its name and what it does.
+    pub closure: Registered,
+}
+
+/// Start so many workers more.
+#[derive(Message)]
+#[rtype(result = "Result<Vec<WorkerIndex>, JoinError>")]
+pub struct AddWorkers(pub usize);
+
+/// The actor.
+pub struct PassWorker {
+    host: Arc<PassHost>,
+    registry: PassRegistry,
+    options: WorkerOptions,
+    threads: Vec<WorkerThread>,
+}
+
+impl PassWorker {
+    /// Workers that run already, and whose closures these are.
+    pub fn new(
+        host: Arc<PassHost>,
+        registry: PassRegistry,
+        options: WorkerOptions,
+        threads: Vec<WorkerThread>,
+    ) -> Self {
+        Self { host, registry, options, threads }
+    }
+
+    /// Starts so many worker threads: all, or none.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError`]; those that had started are told to end.
+    pub fn threads(
+        host: &Arc<PassHost>,
+        registry: &PassRegistry,
+        options: &WorkerOptions,
+        count: usize,
+    ) -> Result<Vec<WorkerThread>, JoinError> {
+        let spawn = |_| WorkerThread::spawn(host, registry.clone(), options);
+        (0..count).map(spawn).collect()
+    }
+}
+
+impl Actor for PassWorker {
+    type Context = Context<Self>;
+}
+
+impl Handler<RegisterPass> for PassWorker {
+    type Result = Result<(), RegisterError>;
+
+    fn handle(
+        &mut self,
+        RegisterPass { id, closure }: RegisterPass,
+        _: &mut Context<Self>,
+    ) -> Self::Result {
+        self.registry.insert(id, &closure.name, closure.run)
+    }
+}
+
+impl Handler<AddWorkers> for PassWorker {
+    type Result = Result<Vec<WorkerIndex>, JoinError>;
+
+    fn handle(&mut self, AddWorkers(count): AddWorkers, _: &mut Context<Self>) -> Self::Result {
+        let added = Self::threads(&self.host, &self.registry, &self.options, count)?;
+        let indices = added.iter().map(WorkerThread::index).collect();
+        self.threads.extend(added);
+        Ok(indices)
+    }
+}

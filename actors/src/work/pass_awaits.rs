@@ -1,0 +1,171 @@
+//! Who awaits which passes, and how the ends of passes reach the collector of results.
+
+use actix::prelude::*;
+use meshwork_protocol::pass::PassId;
+use std::cell::RefCell;
+use std::rc::Rc;
+use tokio::sync::oneshot;
+
+use crate::host::pass::Completion;
+
+/// These passes are about to be submitted: answer when all have ended, in this order.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ExpectPasses {
+    /// Which.
+    pub passes: Vec<PassId>,
+    /// Whom to answer.
+    pub reply: oneshot::Sender<Vec<Completion<'static>>>,
+}
+
+/// A pass is about to be submitted: answer when it has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ExpectPass {
+    /// Which.
+    pub pass: PassId,
+    /// Whom to answer.
+    pub reply: oneshot::Sender<Completion<'static>>,
+}
+
+/// These passes were not submitted after all.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ForgetPasses(pub Vec<PassId>);
+
+/// These passes have ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Completed(pub Vec<Completion<'static>>);
+
+/// Those who await passes of one client. Holds one entry for each of the client's slots at most.
+#[derive(Default)]
+pub struct PassAwaits {
+    /// By the slot's number in its range.
+    places: Vec<Option<(PassId, Waiter)>>,
+}
+
+enum Waiter {
+    One(oneshot::Sender<Completion<'static>>),
+    Many(Rc<RefCell<Batch>>, usize),
+}
+
+struct Batch {
+    ends: Vec<Option<Completion<'static>>>,
+    missing: usize,
+    reply: Option<oneshot::Sender<Vec<Completion<'static>>>>,
+}
+
+impl PassAwaits {
+    /// Someone awaits a pass.
+    pub fn expect_one(&mut self, ExpectPass { pass, reply }: ExpectPass) {
+        self.put(pass, Waiter::One(reply));
+    }
+
+    /// Someone awaits several passes together.
+    pub fn expect_many(&mut self, ExpectPasses { passes, reply }: ExpectPasses) {
+        let batch = Rc::new(RefCell::new(Batch {
+            ends: passes.iter().map(|_| None).collect(),
+            missing: passes.len(),
+            reply: Some(reply),
+        }));
+        for (index, pass) in passes.into_iter().enumerate() {
+            self.put(pass, Waiter::Many(Rc::clone(&batch), index));
+        }
+    }
+
+    fn put(&mut self, pass: PassId, waiter: Waiter) {
+        let place = pass.slot as usize;
+        if place >= self.places.len() {
+            self.places.resize_with(place + 1, || None);
+        }
+        self.places[place] = Some((pass, waiter));
+    }
+
+    fn take(&mut self, pass: PassId) -> Option<Waiter> {
+        let place = self.places.get_mut(pass.slot as usize)?;
+        match place {
+            Some((expected, _)) if *expected == pass => place.take().map(|(_, waiter)| waiter),
+            _ => None,
+        }
+    }
+
+    /// Nobody need await this pass: it was not submitted.
+    pub fn forget(&mut self, pass: PassId) {
+        drop(self.take(pass));
+    }
+
+    /// A pass has ended. Whether someone awaited it.
+    pub fn ended(&mut self, end: Completion<'static>) -> bool {
+        match self.take(end.pass) {
+            None => false,
+            Some(Waiter::One(reply)) => {
+                // Whoever asked may have given up.
+                drop(reply.send(end));
+                true
+            }
+            Some(Waiter::Many(batch, index)) => {
+                let mut batch = batch.borrow_mut();
+                batch.ends[index] = Some(end);
+                batch.missing -= 1;
+                if batch.missing == 0 {
+                    let ends = std::mem::take(&mut batch.ends).into_iter().flatten().collect();
+                    if let Some(reply) = batch.reply.take() {
+                        drop(reply.send(ends));
+                    }
+                }
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::pass::PassOutcome;
+
+    fn pass(slot: u32, generation: u64) -> PassId {
+        PassId { slot, generation }
+    }
+
+    fn end(pass: PassId) -> Completion<'static> {
+        Completion { pass, tag: 0, attempt: 0, outcome: PassOutcome::Cancelled }
+    }
+
+    #[test]
+    fn a_batch_is_answered_once_in_its_own_order() {
+        let mut awaits = PassAwaits::default();
+        let (reply, mut answer) = oneshot::channel();
+        let passes = vec![pass(5, 1), pass(0, 3), pass(2, 9)];
+        awaits.expect_many(ExpectPasses { passes: passes.clone(), reply });
+        for of in [2, 0] {
+            assert!(awaits.ended(end(passes[of])));
+            assert!(answer.try_recv().is_err());
+        }
+        assert!(awaits.ended(end(passes[1])));
+        let order: Vec<_> = answer.try_recv().unwrap().iter().map(|end| end.pass).collect();
+        assert_eq!(order, passes);
+        assert!(!awaits.ended(end(passes[1])));
+    }
+
+    #[test]
+    fn an_end_of_another_pass_of_the_slot_answers_nobody() {
+        let mut awaits = PassAwaits::default();
+        let (reply, mut answer) = oneshot::channel();
+        awaits.expect_one(ExpectPass { pass: pass(1, 2), reply });
+        assert!(!awaits.ended(end(pass(1, 1))));
+        assert!(answer.try_recv().is_err());
+        assert!(awaits.ended(end(pass(1, 2))));
+        assert_eq!(answer.try_recv().unwrap().pass, pass(1, 2));
+    }
+
+    #[test]
+    fn a_pass_that_was_not_submitted_is_forgotten_and_its_caller_told() {
+        let mut awaits = PassAwaits::default();
+        let (reply, mut answer) = oneshot::channel();
+        awaits.expect_one(ExpectPass { pass: pass(1, 2), reply });
+        awaits.forget(pass(1, 2));
+        assert!(matches!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
+    }
+}
