@@ -34,6 +34,8 @@ enum Call {
 pub(super) struct Channel {
     payload: Payload,
     sender: Option<SyncSender<Call>>,
+    /// What the channel had no room for.
+    refused: Option<Call>,
     drained: Arc<Drained>,
     collected: u64,
     thread: Option<JoinHandle<()>>,
@@ -61,7 +63,14 @@ impl Channel {
                 count.0.store(index, Release);
             }
         })?;
-        Ok(Self { payload, sender: Some(sender), drained, collected: 0, thread: Some(thread) })
+        Ok(Self {
+            payload,
+            sender: Some(sender),
+            refused: None,
+            drained,
+            collected: 0,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -69,13 +78,16 @@ impl Client for Channel {
     #[inline]
     fn submit(&mut self) -> bool {
         let Some(sender) = &self.sender else { return false };
-        let call = match self.payload {
+        let call = self.refused.take().unwrap_or_else(|| match self.payload {
             Payload::Vec => Call::Vec { closure: 1, args: vec![7; ARG_BYTES] },
             Payload::Array => Call::Array { closure: 1, args: [7; ARG_BYTES] },
-        };
+        });
         match sender.try_send(call) {
             Ok(()) => true,
-            Err(TrySendError::Full(_)) => false,
+            Err(TrySendError::Full(call)) => {
+                self.refused = Some(call);
+                false
+            }
             Err(TrySendError::Disconnected(_)) => panic!("the draining thread is gone"),
         }
     }

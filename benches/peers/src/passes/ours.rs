@@ -44,8 +44,10 @@ impl Ours {
             },
             Place::Thread => Worker::Thread { _thread: start_worker(directory.path())? },
         };
-        let client =
-            PassClient::join(&host, ClientOptions { name: "bench".to_owned(), ..Default::default() })?;
+        let client = PassClient::join(
+            &host,
+            ClientOptions { name: "bench".to_owned(), ..Default::default() },
+        )?;
         let pass = Pass::named(ECHO, vec![7; ARG_BYTES]);
         Ok(Self { client, pass, wrong: 0, _worker: worker, _directory: directory })
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use subetha_cxc::{
-    BackgroundScheduler, MessageTransport, Pass, ResultCollector, SchedError, SharedRing, Submitter,
-    TransportError, pass_registry,
+    BackgroundScheduler, MessageTransport, Pass, ResultCollector, SchedError, SharedRing,
+    Submitter, TransportError, pass_registry,
 };
 use tempfile::TempDir;
 
