@@ -5,6 +5,7 @@ mod faults;
 mod hash_ring;
 mod mesh;
 mod ours;
+mod passes;
 mod peer;
 mod scenario;
 
@@ -27,6 +28,11 @@ enum Command {
         #[arg(long)]
         peer_only: bool,
     },
+    /// Passes, against subetha-cxc 0.1.12 and `std::sync::mpsc::sync_channel`.
+    Passes(passes::Options),
+    /// What `passes` runs as its worker processes.
+    #[command(hide = true)]
+    PassWorker(passes::WorkerOptions),
     /// The faults of flexiq-mesh 2.1.0 that we claim to be immune to, each shown on its public API.
     Faults,
 }
@@ -35,6 +41,8 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Mesh(options) => mesh::run(&options),
         Command::HashRing { peer_only } => mesh::run_hash_ring(peer_only),
+        Command::Passes(options) => passes::run(&options),
+        Command::PassWorker(options) => passes::run_worker(&options),
         Command::Faults => faults::run(),
     }
 }
