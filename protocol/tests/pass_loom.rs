@@ -270,10 +270,10 @@ impl Host {
         .collect()
     }
 
-    /// Every slot is free, so passes go round as if nothing had happened, twice round the ring.
+    /// Every slot is free, and passes go round the ring as if nothing had happened.
     fn still_works(&self) {
         let mut walker = Walker::default();
-        for round in 0..2 * self.heap.high.cells.len() as u32 {
+        for round in 0..=self.heap.high.cells.len() as u32 {
             let slot = round % self.all().end;
             self.submit(slot, 7);
             assert_eq!(self.work(&mut walker, LAST), Some(7));
