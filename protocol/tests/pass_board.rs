@@ -113,6 +113,26 @@ mod order {
         heap.submit(2, call(RED));
         heap.submit(0, call(RED));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [1, 2, 0]);
+        assert_eq!(ends(&heap.high), (4, 4));
+    }
+
+    #[test]
+    fn ends_that_a_process_left_behind_are_moved_by_the_next() {
+        let heap = heap(2, 4);
+        let mut walker = Walker::default();
+        heap.submit(0, call(RED));
+        // Killed between its hint and the tail.
+        heap.high.tail.store(0, Relaxed);
+        heap.submit(1, call(RED));
+        assert_eq!(ends(&heap.high), (0, 2));
+        assert_eq!(claims(&heap, &mut walker, anything), [0, 1]);
+        // Killed between the cells and the head.
+        heap.high.head.store(0, Relaxed);
+        assert_eq!(claims(&heap, &mut Walker::default(), anything), []);
+        assert_eq!(ends(&heap.high), (2, 2));
+        heap.high.head.store(0, Relaxed);
+        assert_eq!(claims(&heap, &mut walker, anything), []);
+        assert_eq!(ends(&heap.high), (2, 2));
     }
 
     #[test]
