@@ -9,19 +9,19 @@ use meshwork_protocol::pass::ring::{HintRing, Slots};
 use meshwork_protocol::pass::slot::SlotWord;
 
 /// Slots without payloads, both rings, the sleepers.
-pub struct Heap<W> {
-    pub words: Vec<W>,
-    pub calls: Vec<W>,
-    pub high: Ring<W>,
-    pub low: Ring<W>,
-    pub sleepers: Vec<W>,
+pub(crate) struct Heap<W> {
+    pub(crate) words: Vec<W>,
+    pub(crate) calls: Vec<W>,
+    pub(crate) high: Ring<W>,
+    pub(crate) low: Ring<W>,
+    pub(crate) sleepers: Vec<W>,
 }
 
 /// The words of a hint ring.
-pub struct Ring<W> {
-    pub head: W,
-    pub tail: W,
-    pub cells: Vec<W>,
+pub(crate) struct Ring<W> {
+    pub(crate) head: W,
+    pub(crate) tail: W,
+    pub(crate) cells: Vec<W>,
 }
 
 impl<W: AtomicWord> Ring<W> {
@@ -42,7 +42,7 @@ impl<W: AtomicWord> Ring<W> {
 
 impl<W: AtomicWord> Heap<W> {
     /// Free slots, and empty rings that begin at `position`.
-    pub fn new(slots: u32, cells: usize, position: u64, word: impl Fn(u64) -> W) -> Self {
+    pub(crate) fn new(slots: u32, cells: usize, position: u64, word: impl Fn(u64) -> W) -> Self {
         Self {
             words: (0..slots).map(|_| word(0)).collect(),
             calls: (0..slots).map(|_| word(0)).collect(),
@@ -53,7 +53,7 @@ impl<W: AtomicWord> Heap<W> {
     }
 
     /// The board over them.
-    pub fn board(&self) -> Board<'_, Self> {
+    pub(crate) fn board(&self) -> Board<'_, Self> {
         Board {
             slots: self,
             high: self.high.hints(),
@@ -63,12 +63,12 @@ impl<W: AtomicWord> Heap<W> {
     }
 
     /// A slot's word.
-    pub fn state(&self, slot: u32) -> SlotWord {
+    pub(crate) fn state(&self, slot: u32) -> SlotWord {
         SlotWord::from_bits(self.word(slot).load(Relaxed))
     }
 
     /// Writes a call into a free slot and publishes it, as its owner does. The word it has then.
-    pub fn submit(&self, slot: u32, call: Call) -> SlotWord {
+    pub(crate) fn submit(&self, slot: u32, call: Call) -> SlotWord {
         let free = self.state(slot);
         self.call(slot).store(call.to_bits(), Relaxed);
         self.board().publish(slot, free, call.priority, 0);
