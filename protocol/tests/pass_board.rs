@@ -298,6 +298,11 @@ mod recovery {
         heap
     }
 
+    /// The first pass of a slot.
+    fn pass(slot: u32) -> PassId {
+        PassId { slot, generation: 1 }
+    }
+
     fn states(heap: &Words) -> Vec<String> {
         (0..5).map(|slot| format!("{:?}", heap.state(slot))).collect()
     }
@@ -306,7 +311,8 @@ mod recovery {
     fn a_dead_workers_passes_wait_again_or_are_poisoned_and_nothing_else_is_touched() {
         let heap = after_a_death();
         let (recovered, poisoned, announced) = recover(&heap, FIRST);
-        assert_eq!(recovered, Recovered { requeued: 1, poisoned: 1, announced: 1 });
+        let expected = Recovered { requeued: vec![pass(0)], poisoned: vec![pass(1)], announced: 1 };
+        assert_eq!(recovered, expected);
         assert_eq!((poisoned, announced), (vec![1], vec![1, 2]));
         assert_eq!(
             states(&heap),
@@ -330,7 +336,7 @@ mod recovery {
         recover(&heap, FIRST);
         let before = states(&heap);
         let (recovered, poisoned, announced) = recover(&heap, FIRST);
-        assert_eq!(recovered, Recovered { requeued: 0, poisoned: 0, announced: 2 });
+        assert_eq!(recovered, Recovered { announced: 2, ..Recovered::default() });
         assert_eq!((poisoned, announced), (vec![], vec![1, 2]));
         assert_eq!(states(&heap), before);
     }
@@ -342,7 +348,7 @@ mod recovery {
         for (attempt, requeued) in [(0, 1), (1, 1), (2, 0)] {
             let claim = heap.board().claim(&mut Walker::default(), FIRST, anything);
             assert_eq!(claim.map(|claim| claim.word.attempt()), Some(attempt));
-            assert_eq!(recover(&heap, FIRST).0.requeued, requeued);
+            assert_eq!(recover(&heap, FIRST).0.requeued.len(), requeued);
         }
         assert_eq!(format!("{:?}", heap.state(0)), "DONE(1, 2, by 1)");
     }
@@ -490,7 +496,7 @@ proptest! {
         board.rehint(0..u32::MAX);
         for slot in 0..3 {
             let word = heap.state(slot);
-            let _ = (board.publish(slot, word, Priority::Low), board.take_back(slot, word));
+            let _ = (board.publish(slot, word, Priority::Low, ends[3]), board.take_back(slot, word));
             let _ = (board.done(slot), board.complete(Claim { slot, word }));
         }
         while board.take_sleeper(|_| true).is_some() {}

@@ -714,7 +714,7 @@ impl FreeSlot<'_> {
         let pass = self.pass();
         let near = &range.near[call.priority as usize];
         let next = ring.board().publish(self.slot, self.free, call.priority, near.load(Relaxed));
-        near.store(next, Relaxed);
+        near.store(next.expect("a free slot"), Relaxed);
         std::mem::forget(self);
         Ok(pass)
     }

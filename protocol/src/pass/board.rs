@@ -84,15 +84,13 @@ impl<S: Slots> Board<'_, S> {
     /// [`Board::take_sleeper`].
     ///
     /// `near` is where the client's last hint in this ring went, as this returned it; 0 does too.
+    /// `None` if the slot is not free.
     #[inline]
-    pub fn publish(&self, slot: u32, free: SlotWord, priority: Priority, near: u64) -> u64 {
-        let Some(ready) = free.ready() else {
-            debug_assert!(false, "{free:?} is not free");
-            return near;
-        };
+    pub fn publish(&self, slot: u32, free: SlotWord, priority: Priority, near: u64) -> Option<u64> {
+        let ready = free.ready()?;
         // Pair `ready` with the loads in `HintRing::take` and `scan`.
         self.slots.word(slot).store(ready.bits(), Release);
-        self.hint(slot, ready, priority, near)
+        Some(self.hint(slot, ready, priority, near))
     }
 
     #[inline]

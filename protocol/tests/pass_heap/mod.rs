@@ -71,7 +71,7 @@ impl<W: AtomicWord> Heap<W> {
     pub(crate) fn submit(&self, slot: u32, call: Call) -> SlotWord {
         let free = self.state(slot);
         self.call(slot).store(call.to_bits(), Relaxed);
-        self.board().publish(slot, free, call.priority, 0);
+        self.board().publish(slot, free, call.priority, 0).expect("the slot is free");
         free.ready().expect("the slot is free")
     }
 }
