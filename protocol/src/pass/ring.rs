@@ -259,8 +259,22 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
         }
         if cursor.clear_from <= head {
             self.advance(self.head, head, cursor.at);
+        } else {
+            self.settle(head, cursor.at);
         }
         claimed
+    }
+
+    /// Moves the head over what was dequeued, for a worker that has looked past something. Else it
+    /// would stay there when that is gone, and in the end seem to be ahead.
+    #[cold]
+    fn settle(&self, head: u64, end: u64) {
+        let is_past = |at: &u64| {
+            let found = Cell(self.cell(*at).load(Acquire));
+            matches!(found.standing(self.lap(*at)), Standing::Past)
+        };
+        let past = (head..end).take(2 * self.cells.len()).take_while(is_past).count();
+        self.advance(self.head, head, head + past as u64);
     }
 
     #[inline(always)]
