@@ -9,11 +9,16 @@
 //! - the passes of the others come back exactly once each, with the right result;
 //! - no row stays taken, and the rings serve three rounds of their cells more.
 //!
-//! System calls count as one step, as the kernel does them whole.
+//! System calls count as one step, as the kernel does them whole. To come to the `k`-th instruction
+//! the test does not step through all before it: one victim's steps are recorded, and later ones run
+//! at full speed to the last instruction before the `k`-th that the recorded one came to for the first
+//! time. One that does not arrive where the recorded one was is stepped from its start.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::c_void;
 use std::io::{PipeReader, Read};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
@@ -31,6 +36,7 @@ use meshwork::protocol::pass::ring::Slots;
 use meshwork::protocol::pass::slot::SlotWord;
 use meshwork::protocol::pass::{ClosureId, WorkerIndex};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::personality::{self, Persona};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -45,7 +51,7 @@ const GEOMETRY: Geometry =
 const FURTHER: u64 = 3 * 256;
 
 /// More than any operation has.
-const STEPS_MAX: u64 = 200_000;
+const STEPS_MAX: usize = 200_000;
 
 /// What the victim submits or collects is marked from here on.
 const VICTIMS: u64 = 1_000;
@@ -95,8 +101,8 @@ const SUBMIT: Operation = Operation {
     name: "submit",
     prepare: |scene| scene.submit(4),
     victim: |host| {
-        let client = PassClient::join(host, named("victim")).unwrap();
-        let pass = pass(VICTIMS);
+        let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
+        let pass = ManuallyDrop::new(pass(VICTIMS));
         Box::new(move || std::mem::forget(client.submit(&pass)))
     },
     must: &[],
@@ -110,10 +116,10 @@ const SUBMIT_LONG: Operation = Operation {
         scene.seat.ring().board().fall_asleep(scene.seat.index());
     },
     victim: |host| {
-        let client = PassClient::join(host, named("victim")).unwrap();
+        let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
         let mut args = VICTIMS.to_le_bytes().to_vec();
         args.resize(1_000, 7);
-        let pass = Pass::new(echo(), args).tag(VICTIMS).low_priority();
+        let pass = ManuallyDrop::new(Pass::new(echo(), args).tag(VICTIMS).low_priority());
         Box::new(move || std::mem::forget(client.submit(&pass)))
     },
     must: &[],
@@ -124,7 +130,7 @@ const CANCEL: Operation = Operation {
     name: "cancel",
     prepare: |scene| scene.submit(4),
     victim: |host| {
-        let client = PassClient::join(host, named("victim")).unwrap();
+        let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
         let id = client.submit(&pass(VICTIMS)).unwrap();
         Box::new(move || assert!(client.cancel(id)))
     },
@@ -140,7 +146,7 @@ const COMPLETE: Operation = Operation {
         scene.host.ring().client(scene.client.index()).sleeping().store(1, SeqCst);
     },
     victim: |host| {
-        let mut seat = host.join_worker("victim").unwrap();
+        let mut seat = ManuallyDrop::new(host.join_worker("victim").unwrap());
         Box::new(move || complete(seat.claim(|id| id == echo()).unwrap()))
     },
     must: &[],
@@ -151,7 +157,8 @@ const SLEEP: Operation = Operation {
     name: "fall asleep, look, wait, wake up",
     prepare: |_| {},
     victim: |host| {
-        let (ring, mut seat) = (Arc::clone(host.ring()), host.join_worker("victim").unwrap());
+        let ring = Arc::clone(host.ring());
+        let mut seat = ManuallyDrop::new(host.join_worker("victim").unwrap());
         Box::new(move || {
             let row = ring.worker(seat.index());
             ring.board().fall_asleep(seat.index());
@@ -172,7 +179,7 @@ const COLLECT: Operation = Operation {
         scene.submit(4);
     },
     victim: |host| {
-        let client = PassClient::join(host, named("victim")).unwrap();
+        let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
         Box::new(move || {
             client.poll(|end| {
                 // Told before the slot is free.
@@ -188,8 +195,8 @@ const RECOVER: Operation = Operation {
     name: "recover a worker",
     prepare: die_at_work,
     victim: |host| {
-        let mut reclaimer = Reclaimer::new(host, ReclaimerOptions::default());
-        let mut report = ReclaimReport::default();
+        let mut reclaimer = ManuallyDrop::new(Reclaimer::new(host, ReclaimerOptions::default()));
+        let mut report = ManuallyDrop::new(ReclaimReport::default());
         // The survivor has the first row.
         Box::new(move || reclaimer.probe_worker(WorkerIndex(1), &mut report).unwrap())
     },
@@ -204,8 +211,8 @@ const TEND: Operation = Operation {
         die_at_work(scene);
     },
     victim: |host| {
-        let mut reclaimer = Reclaimer::new(host, ReclaimerOptions::default());
-        let mut report = ReclaimReport::default();
+        let mut reclaimer = ManuallyDrop::new(Reclaimer::new(host, ReclaimerOptions::default()));
+        let mut report = ManuallyDrop::new(ReclaimReport::default());
         Box::new(move || reclaimer.tend(&mut report).unwrap())
     },
     must: &[VICTIMS, VICTIMS + 1],
@@ -255,8 +262,8 @@ const LEAVE_CLIENT: Operation = Operation {
         scene.submit(4);
     },
     victim: |host| {
-        let client = PassClient::join(host, named("victim")).unwrap();
-        Box::new(move || drop(client))
+        let leaving = PassClient::join(host, named("victim")).unwrap();
+        Box::new(move || drop(leaving))
     },
     must: &[VICTIMS, VICTIMS + 1],
     may: &[],
@@ -320,6 +327,8 @@ struct Scene {
     /// What the victim left in the slots, and how often.
     left: BTreeMap<String, u64>,
     faults: Vec<String>,
+    boundaries: usize,
+    astray: usize,
 }
 
 impl Scene {
@@ -340,6 +349,8 @@ impl Scene {
             poisoned_at_most: 0,
             left: BTreeMap::new(),
             faults: Vec::new(),
+            boundaries: 0,
+            astray: 0,
         }
     }
 
@@ -387,30 +398,27 @@ impl Scene {
         ran
     }
 
-    /// Kills a victim after `k` steps. False if it had ended before.
-    fn kill_after(&mut self, operation: &Operation, k: u64) -> (bool, Vec<u64>) {
+    /// Starts a victim, lets `advance` have it, and kills it. What `advance` said, and what the victim
+    /// had told.
+    fn with_victim<R>(
+        &self,
+        operation: &Operation,
+        advance: impl FnOnce(Pid) -> R,
+    ) -> (R, Vec<u64>) {
         let index = OPERATIONS.iter().position(|known| known.name == operation.name).unwrap();
         let directory = self.directory.path().to_str().unwrap();
         let (told, teller) = std::io::pipe().unwrap();
         let mut command = passes::command("victim", &[directory, &index.to_string()]);
         let started = command.stdin(Stdio::null()).stdout(teller).spawn().unwrap();
+        // With its copy of the pipe.
         drop(command);
         let pid = Pid::from_raw(started.id() as i32);
         let status = waitpid(pid, None).unwrap();
         assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGSTOP), "{}", operation.name);
-        let mut is_there = true;
-        for _ in 0..k {
-            ptrace::step(pid, None).unwrap();
-            let status = waitpid(pid, None).unwrap();
-            if status != WaitStatus::Stopped(pid, Signal::SIGTRAP) {
-                assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGUSR1));
-                is_there = false;
-                break;
-            }
-        }
+        let advanced = advance(pid);
         kill(pid, Signal::SIGKILL).unwrap();
         waitpid(pid, None).unwrap();
-        (is_there, tags(told))
+        (advanced, tags(told))
     }
 
     fn states(&self) -> String {
@@ -424,14 +432,20 @@ impl Scene {
         format!("{ready} READY, {claimed} CLAIMED, {done} DONE")
     }
 
-    fn fault(&mut self, k: u64, what: &str) {
+    fn fault(&mut self, k: usize, what: &str) {
         self.faults.push(format!("killed after {k}: {what}"));
     }
 
-    fn boundary(&mut self, operation: &Operation, k: u64) -> bool {
+    /// One victim, and what it leaves.
+    fn try_victim<R>(
+        &mut self,
+        operation: &Operation,
+        k: usize,
+        advance: impl FnOnce(Pid) -> R,
+    ) -> R {
         self.poisoned_at_most = 0;
         (operation.prepare)(self);
-        let (is_there, told) = self.kill_after(operation, k);
+        let (advanced, told) = self.with_victim(operation, advance);
         *self.left.entry(self.states()).or_default() += 1;
         let mut report = ReclaimReport::default();
         Reclaimer::new(&self.host, ReclaimerOptions::default()).tend(&mut report).unwrap();
@@ -440,10 +454,10 @@ impl Scene {
         self.check_victim(operation, k, &told);
         self.check_rows(k);
         self.check_ring(k);
-        is_there
+        advanced
     }
 
-    fn check_survivor(&mut self, k: u64) {
+    fn check_survivor(&mut self, k: usize) {
         let mut expected = std::mem::take(&mut self.submitted);
         let mut ends = Vec::new();
         for _ in 0..4 {
@@ -468,7 +482,7 @@ impl Scene {
         }
     }
 
-    fn check_victim(&mut self, operation: &Operation, k: u64, told: &[u64]) {
+    fn check_victim(&mut self, operation: &Operation, k: usize, told: &[u64]) {
         let successor = PassClient::join(&self.host, named("victim")).unwrap();
         let mut came = Vec::new();
         for _ in 0..4 {
@@ -481,18 +495,18 @@ impl Scene {
         }
         let is_known = |tag: &u64| operation.must.contains(tag) || operation.may.contains(tag);
         if !tags.iter().all(is_known) || !operation.must.iter().all(|tag| tags.contains(tag)) {
-            self.fault(k, &format!("the victim's successor was told {tags:?}"));
+            self.fault(k, &format!("lost or strange: the victim's successor was told {tags:?}"));
         }
         if operation.name == "collect" {
             for tag in operation.may {
                 if !tags.contains(tag) && !told.contains(tag) {
-                    self.fault(k, &format!("{tag} was told to nobody"));
+                    self.fault(k, &format!("lost: {tag} was told to nobody"));
                 }
             }
         }
     }
 
-    fn check_rows(&mut self, k: u64) {
+    fn check_rows(&mut self, k: usize) {
         let ring = self.host.ring();
         let workers = ring.workers().iter().map(|row| &row.holder);
         let clients = ring.clients().iter().map(|row| &row.holder);
@@ -503,7 +517,7 @@ impl Scene {
         }
     }
 
-    fn check_ring(&mut self, k: u64) {
+    fn check_ring(&mut self, k: usize) {
         for round in 0..FURTHER {
             let pass = pass(round);
             let pass = if round % 3 == 0 { pass.low_priority() } else { pass };
@@ -534,44 +548,111 @@ fn tags(mut told: PipeReader) -> Vec<u64> {
     bytes.chunks_exact(8).map(|tag| u64::from_le_bytes(tag.try_into().unwrap())).collect()
 }
 
+/// The instructions of one run of an operation.
+struct Trace {
+    /// Where the victim stands after so many steps.
+    at: Vec<u64>,
+    /// For each, the last step up to it that was the first to come where it came.
+    anchors: Vec<usize>,
+}
+
+impl Trace {
+    fn record(pid: Pid) -> Self {
+        let (mut at, mut anchors) = (vec![position(pid)], vec![0]);
+        let mut seen = HashSet::from([at[0]]);
+        while step(pid) {
+            at.push(position(pid));
+            assert!(at.len() < STEPS_MAX, "the operation has no end");
+            let is_first = seen.insert(at[at.len() - 1]);
+            anchors.push(if is_first { at.len() - 1 } else { anchors[anchors.len() - 1] });
+        }
+        Self { at, anchors }
+    }
+
+    /// Brings a victim to where it is after `k` steps: at full speed to an instruction that it comes
+    /// to once, and from there in steps. False if it went another way than the recorded one.
+    fn go_to(&self, pid: Pid, k: usize) -> bool {
+        let anchor = self.anchors[k];
+        if anchor > 0 {
+            let place = self.at[anchor] as *mut c_void;
+            let instruction = ptrace::read(pid, place).unwrap();
+            ptrace::write(pid, place, instruction & !0xff | BREAKPOINT).unwrap();
+            ptrace::cont(pid, None).unwrap();
+            if waitpid(pid, None).unwrap() != WaitStatus::Stopped(pid, Signal::SIGTRAP) {
+                return false;
+            }
+            ptrace::write(pid, place, instruction).unwrap();
+            let mut registers = ptrace::getregs(pid).unwrap();
+            registers.rip = self.at[anchor];
+            ptrace::setregs(pid, registers).unwrap();
+        }
+        (anchor..k).all(|_| step(pid)) && position(pid) == self.at[k]
+    }
+}
+
+/// `int3`.
+const BREAKPOINT: i64 = 0xcc;
+
+/// False if the operation had ended.
+fn step(pid: Pid) -> bool {
+    ptrace::step(pid, None).unwrap();
+    match waitpid(pid, None).unwrap() {
+        WaitStatus::Stopped(_, Signal::SIGTRAP) => true,
+        WaitStatus::Stopped(_, Signal::SIGUSR1) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn position(pid: Pid) -> u64 {
+    ptrace::getregs(pid).unwrap().rip
+}
+
 /// Steps through an operation on every processor, each with a directory of its own.
 fn run(operation: &'static Operation) {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
-    let cpus: Vec<usize> =
-        (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap()).collect();
-    let shares = cpus.len() as u64;
+    let cpus: Vec<_> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap()).collect();
+    let shares = cpus.len();
     let threads: Vec<_> = (0..)
         .zip(cpus)
         .map(|(share, cpu)| std::thread::spawn(move || step_through(operation, share, shares, cpu)))
         .collect();
-    let scenes: Vec<(u64, Scene)> = threads.into_iter().map(|one| one.join().unwrap()).collect();
-    let boundaries: u64 = scenes.iter().map(|(boundaries, _)| boundaries).sum();
+    let scenes: Vec<_> = threads.into_iter().map(|one| one.join().unwrap()).collect();
+    let boundaries: usize = scenes.iter().map(|scene| scene.boundaries).sum();
+    let astray: usize = scenes.iter().map(|scene| scene.astray).sum();
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
-    for (states, times) in scenes.iter().flat_map(|(_, scene)| &scene.left) {
+    for (states, times) in scenes.iter().flat_map(|scene| &scene.left) {
         *left.entry(states).or_default() += times;
     }
-    let faults: Vec<&String> = scenes.iter().flat_map(|(_, scene)| &scene.faults).collect();
+    let faults: Vec<_> = scenes.iter().flat_map(|scene| &scene.faults).collect();
+    let count = |word: &str| faults.iter().filter(|fault| fault.contains(word)).count();
     println!(
-        "{}: {boundaries} boundaries, {} faults; left by the victim: {left:?}",
+        "{}: {boundaries} boundaries ({astray} stepped to from the start), lost {}, wedged {}, \
+         other faults {}; left by the victim {left:?}",
         operation.name,
-        faults.len()
+        count("lost"),
+        count("wedged"),
+        faults.len() - count("lost") - count("wedged"),
     );
-    assert!(faults.is_empty(), "{faults:#?}");
+    assert!(faults.is_empty(), "{:#?}", &faults[..faults.len().min(20)]);
 }
 
-/// Kills victims after every `shares`-th number of steps. How many.
-fn step_through(operation: &Operation, share: u64, shares: u64, cpu: usize) -> (u64, Scene) {
-    // A victim inherits it: the two take turns, and wake each other without another processor.
+/// Kills victims after every `shares`-th number of steps.
+fn step_through(operation: &Operation, share: usize, shares: usize, cpu: usize) -> Scene {
+    // Victims inherit both. They and the test take turns on one processor, which is faster than to
+    // wake another; and one victim's instructions are where another's are.
     let mut one = CpuSet::new();
     one.set(cpu).unwrap();
     sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+    personality::set(personality::get().unwrap() | Persona::ADDR_NO_RANDOMIZE).unwrap();
     let mut scene = Scene::new();
-    let mut killed = 0;
-    for k in (share..STEPS_MAX).step_by(shares as usize) {
-        killed += 1;
-        if !scene.boundary(operation, k) {
-            return (killed, scene);
+    let trace = scene.try_victim(operation, 0, Trace::record);
+    for k in (share..trace.at.len()).step_by(shares) {
+        scene.boundaries += 1;
+        if !scene.try_victim(operation, k, |pid| trace.go_to(pid, k)) {
+            // What a victim leaves after `k` steps, whichever way it goes.
+            scene.astray += 1;
+            scene.try_victim(operation, k, |pid| (0..k).all(|_| step(pid)));
         }
     }
-    panic!("{} has no end", operation.name);
+    scene
 }

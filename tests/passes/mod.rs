@@ -184,9 +184,9 @@ impl Drop for Process {
 
 /// In a role: tells the test a line.
 pub(crate) fn tell(line: &str) {
-    let mut stdout = std::io::stdout().lock();
+    // Without the lock of the standard output, which another thread may hold while this one forks.
     // Whoever read it may be gone; this process goes with it.
-    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+    let _ = nix::unistd::write(std::io::stdout(), format!("{line}\n").as_bytes());
 }
 
 /// In a role: awaits a line of the test; `None` when there will be none.
