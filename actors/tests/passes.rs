@@ -123,8 +123,7 @@ async fn a_call_is_awaited_and_so_is_room() {
 fn what_nobody_can_run_comes_back_after_the_stated_time() {
     let directory = tempfile::tempdir().unwrap();
     let host = open(directory.path());
-    let options =
-        ClientOptions { no_worker_after: Duration::from_millis(200), ..named("nobody") };
+    let options = ClientOptions { no_worker_after: Duration::from_millis(200), ..named("nobody") };
     let client = PassClient::join(&host, options).unwrap();
     let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
     let id = client.submit(&Pass::named("unheard of", vec![]).tag(5)).unwrap();

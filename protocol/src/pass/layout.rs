@@ -275,7 +275,8 @@ impl Layout {
         if !(1..=256).contains(&clients) {
             return Err(GeometryError::Clients(clients));
         }
-        if !(WORD_SLOTS..=4_096).contains(&slots_per_client) || !slots_per_client.is_power_of_two() {
+        if !(WORD_SLOTS..=4_096).contains(&slots_per_client) || !slots_per_client.is_power_of_two()
+        {
             return Err(GeometryError::Slots(slots_per_client));
         }
         if !(1..=1_024).contains(&workers) || !workers.is_multiple_of(64) {
