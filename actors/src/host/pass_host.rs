@@ -227,12 +227,16 @@ impl PassHost {
                     continue;
                 }
                 self.ring.board().rehint(self.ring.range(index));
+                if !adopts {
+                    // Before the row has the name: a later client of it must not adopt them.
+                    self.ring.disown(index);
+                }
                 row.name.write(name);
                 row.left_us().store(0, Relaxed);
                 row.sleeping().store(0, Relaxed);
                 self.take_row(&row.holder);
                 self.ring.beats()[self.client_beat(index)].store(FIRST_BEAT, Release);
-                return Ok(SlotRange::new(Arc::clone(&self.ring), index, lock, adopts));
+                return Ok(SlotRange::new(Arc::clone(&self.ring), index, lock));
             }
         }
         Err(JoinError::Full { role, rows })
