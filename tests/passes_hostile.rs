@@ -118,11 +118,12 @@ fn worker(words: &[&str]) {
     std::panic::set_hook(Box::new(|_| {}));
     let host = PassHost::open(Path::new(words[0]), None).unwrap();
     let registry = PassRegistry::new();
+    let worker = WorkerThread::spawn(&host, registry.clone(), &WorkerOptions::default()).unwrap();
+    tell(&format!("worker {}", worker.index().0));
+    // After that, so that no closure tells anything before.
     for name in &words[1..] {
         register(&registry, name.to_string().leak());
     }
-    let worker = WorkerThread::spawn(&host, registry, &WorkerOptions::default()).unwrap();
-    tell(&format!("worker {}", worker.index().0));
     let heart = Heart::new(&host);
     loop {
         heart.beat();
@@ -608,7 +609,8 @@ fn closure_that_registers() {
     // Waits for its closure already.
     client.submit(&Pass::named("taught", b"y".to_vec()).tag(2)).unwrap();
     client.submit(&Pass::named("teach", b"x".to_vec()).tag(1)).unwrap();
-    let ends = collect(&client, 2);
+    let mut ends = collect(&client, 2);
+    ends.sort_by_key(|end| end.tag);
     let ends: Vec<_> = ends.into_iter().map(|end| (end.tag, end.outcome)).collect();
     assert_eq!(ends, [(1, returned(b"x")), (2, returned(b"y"))]);
 }

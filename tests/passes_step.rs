@@ -11,11 +11,12 @@
 //!
 //! System calls count as one step, as the kernel does them whole. To come to the `k`-th instruction
 //! the test does not step through all before it: one victim's steps are recorded, and later ones run
-//! at full speed to the last instruction before the `k`-th that the recorded one came to for the first
-//! time. One that does not arrive where the recorded one was is stepped from its start.
+//! at full speed, by a breakpoint, to an instruction shortly before the `k`-th to which the recorded
+//! one had come once or a few times. One that does not arrive where the recorded one was is stepped
+//! from its start.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::io::{PipeReader, Read};
 use std::mem::ManuallyDrop;
@@ -552,30 +553,49 @@ fn tags(mut told: PipeReader) -> Vec<u64> {
 struct Trace {
     /// Where the victim stands after so many steps.
     at: Vec<u64>,
-    /// For each, the last step up to it that was the first to come where it came.
-    anchors: Vec<usize>,
+    /// For each, the step up to it from where it is reached soonest, and how often the victim has come
+    /// to that instruction by then.
+    anchors: Vec<(usize, usize)>,
 }
+
+/// What it costs to run to a breakpoint, in steps.
+const HIT_COST: usize = 4;
 
 impl Trace {
     fn record(pid: Pid) -> Self {
-        let (mut at, mut anchors) = (vec![position(pid)], vec![0]);
-        let mut seen = HashSet::from([at[0]]);
+        let start = position(pid);
+        let (mut at, mut anchors) = (vec![start], vec![(0, 0)]);
+        let mut visits: HashMap<u64, usize> = HashMap::new();
+        let mut cost = 0;
         while step(pid) {
-            at.push(position(pid));
-            assert!(at.len() < STEPS_MAX, "the operation has no end");
-            let is_first = seen.insert(at[at.len() - 1]);
-            anchors.push(if is_first { at.len() - 1 } else { anchors[anchors.len() - 1] });
+            let here = position(pid);
+            at.push(here);
+            let k = at.len() - 1;
+            assert!(k < STEPS_MAX, "the operation has no end");
+            let hits = visits.entry(here).or_default();
+            *hits += 1;
+            cost += 1;
+            // The victim starts on that instruction, and so would be stopped at once.
+            if here != start && *hits * HIT_COST < cost {
+                cost = *hits * HIT_COST;
+                anchors.push((k, *hits));
+            } else {
+                anchors.push(anchors[k - 1]);
+            }
         }
         Self { at, anchors }
     }
 
     /// Brings a victim to where it is after `k` steps: at full speed to an instruction that it comes
-    /// to once, and from there in steps. False if it went another way than the recorded one.
+    /// to seldom, and from there in steps. False if it went another way than the recorded one.
     fn go_to(&self, pid: Pid, k: usize) -> bool {
-        let anchor = self.anchors[k];
-        if anchor > 0 {
+        let (anchor, hits) = self.anchors[k];
+        for hit in 0..hits {
             let place = self.at[anchor] as *mut c_void;
             let instruction = ptrace::read(pid, place).unwrap();
+            if hit > 0 && !step(pid) {
+                return false;
+            }
             ptrace::write(pid, place, instruction & !0xff | BREAKPOINT).unwrap();
             ptrace::cont(pid, None).unwrap();
             if waitpid(pid, None).unwrap() != WaitStatus::Stopped(pid, Signal::SIGTRAP) {
