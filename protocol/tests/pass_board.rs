@@ -73,7 +73,8 @@ fn ends(ring: &Ring<AtomicU64>) -> (u64, u64) {
         let stays_at = |at: &u64| {
             let cell = ring.cells[(at % cells) as usize].load(Relaxed);
             let ahead = (cell >> 40).wrapping_sub(at / cells) & 0xff_ffff;
-            stays(ahead == 0, cell & 0xf_ffff != 0)
+            // A hint of the lap before: the ring is full.
+            ahead > 0x7f_ffff || stays(ahead == 0, cell & 0xf_ffff != 0)
         };
         (from..from + cells).find(stays_at).unwrap_or(from + cells)
     };

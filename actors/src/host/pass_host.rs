@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
 
 use meshwork_protocol::pass::board::Recovered;
 use meshwork_protocol::pass::layout::Geometry;
@@ -22,6 +23,10 @@ use crate::clock::Clock;
 const WORKER_BYTES: u64 = 0;
 /// Where the clients' begin.
 const CLIENT_BYTES: u64 = 1 << 20;
+
+/// How long a client waits for a watchdog that looks at what its predecessor left. That takes
+/// microseconds, unless the watchdog is stopped in the middle.
+const TENDING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The first beat of a row: any but none.
 const FIRST_BEAT: u64 = 1;
@@ -213,23 +218,51 @@ impl PassHost {
                 if !is_wanted() {
                     continue;
                 }
-                let lock =
-                    self.lock_client(index).map_err(|source| JoinError::Lock { role, source })?;
+                let lock = self
+                    .lock_row(index, is_wanted)
+                    .map_err(|source| JoinError::Lock { role, source })?;
                 let Some(lock) = lock else { continue };
                 // Another may have had it between the look and the lock.
                 if !is_wanted() {
                     continue;
                 }
                 self.ring.board().rehint(self.ring.range(index));
+                if !adopts {
+                    // Before the row has the name: a later client of it must not adopt them.
+                    self.ring.disown(index);
+                }
                 row.name.write(name);
                 row.left_us().store(0, Relaxed);
                 row.sleeping().store(0, Relaxed);
                 self.take_row(&row.holder);
                 self.ring.beats()[self.client_beat(index)].store(FIRST_BEAT, Release);
-                return Ok(SlotRange::new(Arc::clone(&self.ring), index, lock, adopts));
+                return Ok(SlotRange::new(Arc::clone(&self.ring), index, lock));
             }
         }
         Err(JoinError::Full { role, rows })
+    }
+
+    /// The lock of a client's row, also where a watchdog has it in this moment: whoever passed by
+    /// would never be told what its predecessor's passes came to. `None` while the client is alive.
+    fn lock_row(
+        &self,
+        client: ClientIndex,
+        is_wanted: impl Fn() -> bool,
+    ) -> io::Result<Option<ByteLock>> {
+        let holder = &self.ring.client(client).holder;
+        let begun = Instant::now();
+        loop {
+            if let Some(lock) = self.lock_client(client)? {
+                return Ok(Some(lock));
+            }
+            let is_tended = holder.epoch.load(Acquire) % 2 == 1
+                && is_wanted()
+                && ProcessIdentity::of(holder).is_gone(&self.process);
+            if !is_tended || begun.elapsed() >= TENDING_PATIENCE {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Where a client's beat is in the table.

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::{fmt, io};
 
 use meshwork_protocol::pass::board::{Board, Walker};
-use meshwork_protocol::pass::frame::{Call, FrameError, INLINE_BYTES, Reply, Status};
+use meshwork_protocol::pass::frame::{Call, DISOWNED, FrameError, INLINE_BYTES, Reply, Status};
 use meshwork_protocol::pass::layout::{CLOSURES, Layout, WORD_SLOTS};
 use meshwork_protocol::pass::ring::{Claim, HintRing, Slots};
 use meshwork_protocol::pass::slot::{SlotState, SlotWord};
@@ -357,6 +357,17 @@ impl PassRing {
         None
     }
 
+    /// Marks all that is in a client's slots as nobody's: its range is taken by a client of another
+    /// name. Only with its lock.
+    pub fn disown(&self, client: ClientIndex) {
+        for slot in self.range(client) {
+            let word = SlotWord::from_bits(self.table.word(slot).load(Acquire));
+            if word.state() != Some(SlotState::Free) {
+                self.table.call(slot).fetch_or(DISOWNED, AcqRel);
+            }
+        }
+    }
+
     /// Recovers a dead worker. Only with its lock.
     pub fn recover_worker(
         &self,
@@ -479,9 +490,9 @@ pub struct Arrived<'a> {
 
 impl SlotRange {
     /// The range of a client whose lock is held. Slots that are free in it can be used; of those that
-    /// are not, the replies are collected as one's own if the client `adopts` them, and else dropped
-    /// and counted.
-    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock, adopts: bool) -> Self {
+    /// are not, the replies are collected as one's own, but for those that were disowned: they are
+    /// dropped and counted.
+    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock) -> Self {
         let slots = ring.range(client);
         let words = (slots.len() as u32 / WORD_SLOTS) as usize;
         let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -502,10 +513,9 @@ impl SlotRange {
         for slot in slots {
             if range.word(slot).state() == Some(SlotState::Free) {
                 range.give_back(slot);
-            } else if !adopts {
-                let place = slot - range.first;
-                range.inherited[(place / WORD_SLOTS) as usize]
-                    .fetch_or(1 << (place % WORD_SLOTS), AcqRel);
+            } else if range.ring.table.call(slot).load(Relaxed) & DISOWNED != 0 {
+                let (index, bit) = range.place(slot);
+                range.inherited[index].fetch_or(bit, AcqRel);
             }
         }
         range.find_unannounced();
@@ -528,10 +538,30 @@ impl SlotRange {
         SlotWord::from_bits(self.ring.table.word(slot).load(Acquire))
     }
 
+    /// Where a slot's bit is.
+    #[inline(always)]
+    fn place(&self, slot: u32) -> (usize, u64) {
+        let index = slot - self.first;
+        ((index / WORD_SLOTS) as usize, 1 << (index % WORD_SLOTS))
+    }
+
     #[inline(always)]
     fn give_back(&self, slot: u32) {
-        let index = slot - self.first;
-        self.free[(index / WORD_SLOTS) as usize].fetch_or(1 << (index % WORD_SLOTS), AcqRel);
+        let (index, bit) = self.place(slot);
+        self.free[index].fetch_or(bit, AcqRel);
+    }
+
+    /// Whether a slot holds a pass of another client, which is dead.
+    pub fn is_inherited(&self, slot: u32) -> bool {
+        let (index, bit) = self.place(slot);
+        self.inherited[index].load(Relaxed) & bit != 0
+    }
+
+    #[cold]
+    fn drop_inherited(&self, slot: u32) {
+        let (index, bit) = self.place(slot);
+        self.inherited[index].fetch_and(!bit, AcqRel);
+        self.ring.header().orphaned.fetch_add(1, AcqRel);
     }
 
     /// A free slot; `None` while all are in use.
@@ -601,13 +631,18 @@ impl SlotRange {
         }
         self.ring.board().take_back(pass.slot, word)?;
         let forgotten = forget(pass);
+        let is_inherited = self.is_inherited(pass.slot);
+        if is_inherited {
+            self.drop_inherited(pass.slot);
+        }
         self.give_back(pass.slot);
-        Some((tag, forgotten))
+        (!is_inherited).then_some((tag, forgotten))
     }
 
-    /// Slots that hold a reply.
+    /// Slots that hold a reply to this client.
     pub fn done(&self) -> impl Iterator<Item = u32> + '_ {
-        self.ring.range(self.client).filter(|slot| self.word(*slot).is_done())
+        let own = |slot: &u32| self.word(*slot).is_done() && !self.is_inherited(*slot);
+        self.ring.range(self.client).filter(own)
     }
 
     /// Whether nothing is in any slot.
@@ -748,10 +783,18 @@ impl Drain<'_> {
                 range.ring.table.fetch(first + coming.trailing_zeros());
                 coming &= coming - 1;
             }
+            let inherited = range.inherited[index].load(Relaxed);
             let (mut freed, mut kept) = (0, 0);
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
+                if inherited & 1 << bit != 0 {
+                    if let Collected::Taken = self.collect_slot(first + bit, &mut |_| true) {
+                        range.drop_inherited(first + bit);
+                        freed |= 1 << bit;
+                    }
+                    continue;
+                }
                 match self.collect_slot(first + bit, &mut each) {
                     Collected::Nothing => {}
                     Collected::Taken => {

@@ -56,6 +56,12 @@ impl ProcessIdentity {
         (start_of(self.pid) == self.start).then_some(opened)
     }
 
+    /// Whether it has certainly ended; false where its number means nothing here.
+    pub fn is_gone(&self, here: &Self) -> bool {
+        let is_known = self.namespace != 0 && self.namespace == here.namespace && self.start != 0;
+        is_known && start_of(self.pid) != self.start
+    }
+
     /// Kills the process. False if it is gone, is this one, or cannot be reached from here.
     pub fn kill(&self, here: &Self) -> bool {
         self.pid != here.pid
@@ -89,6 +95,7 @@ mod tests {
         let this = ProcessIdentity::this();
         let earlier = ProcessIdentity { start: this.start - 1, ..this };
         assert!(earlier.open(&this).is_none());
+        assert!(earlier.is_gone(&this) && !this.is_gone(&this));
     }
 
     #[test]
@@ -96,5 +103,6 @@ mod tests {
         let this = ProcessIdentity::this();
         let elsewhere = ProcessIdentity { namespace: this.namespace + 1, ..this };
         assert!(elsewhere.open(&this).is_none());
+        assert!(!elsewhere.is_gone(&this));
     }
 }

@@ -199,7 +199,7 @@ impl Reclaimer {
         let left_us = ring.client(client).left_us().load(Relaxed);
         report.rehinted += ring.board().rehint(ring.range(client));
         let over = left_us.saturating_add(micros(self.options.orphans_after));
-        let range = SlotRange::new(Arc::clone(ring), client, lock, true);
+        let range = SlotRange::new(Arc::clone(ring), client, lock);
         if Clock.now().as_micros() >= over {
             let mut orphaned = 0;
             if let Some(mut drain) = range.drain() {

@@ -16,7 +16,11 @@ pub const PAYLOAD_BYTES_LIMIT: usize = 1 << 19;
 const LENGTH_BITS: u32 = 20;
 const _: () = assert!(PAYLOAD_BYTES_LIMIT < 1 << LENGTH_BITS);
 
-/// A call's description: `spare:4 | timed:1 | low:1 | attempts:6 | bytes:20 | closure:32`.
+/// The bit of a call word that says that the pass is of a client whose range another has taken: its
+/// reply is for nobody. Set by the new owner; the next call in the slot clears it.
+pub const DISOWNED: u64 = 1 << 60;
+
+/// A call's description: `spare:3 | disowned:1 | timed:1 | low:1 | attempts:6 | bytes:20 | closure:32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// What to run.

@@ -280,7 +280,7 @@ impl Layout {
         if !(1..=256).contains(&clients) {
             return Err(GeometryError::Clients(clients));
         }
-        if !(1..=4_096).contains(&slots_per_client) || !slots_per_client.is_multiple_of(WORD_SLOTS)
+        if !(WORD_SLOTS..=4_096).contains(&slots_per_client) || !slots_per_client.is_power_of_two()
         {
             return Err(GeometryError::Slots(slots_per_client));
         }
@@ -568,6 +568,7 @@ mod tests {
         };
         assert_eq!(with(|g| g.clients = 0), GeometryError::Clients(0));
         assert_eq!(with(|g| g.slots_per_client = 100), GeometryError::Slots(100));
+        assert_eq!(with(|g| g.slots_per_client = 192), GeometryError::Slots(192));
         assert_eq!(with(|g| g.workers = 0), GeometryError::Workers(0));
         assert_eq!(with(|g| g.payload_bytes = 100), GeometryError::Payload(100));
         assert_eq!(
