@@ -774,6 +774,7 @@ impl World {
         for slot in 0..self.heap.words.len() as u32 {
             assert_eq!(self.heap.state(slot).state(), Some(SlotState::Free));
         }
+        self.heap.map(|word| AtomicU64::new(word.load(Relaxed))).assert_works(call(RED));
     }
 }
 

@@ -4,15 +4,19 @@
 //! | killed after | what is left | what recovers it |
 //! |---|---|---|
 //! | writing the call | FREE | nothing was accepted; the next owner of the range uses the slot |
-//! | READY | no hint | a worker before it sleeps and at each time-out, or the watchdog's rehint |
+//! | READY | no hint | a worker's scan before it sleeps and at each time-out, or the watchdog's rehint |
 //! | the hint | the tail is behind, nobody was woken | the next enqueue moves it; a sleeper's time-out |
+//! | taking a hint out of a full ring | a pass without a hint, others out of order | as after READY |
+//! | clearing a sleeper's bit | nobody wakes it | its time-out |
 //! | CLAIMED | a stale hint | the next worker empties the cell; [`Board::recover`] requeues the slot |
-//! | the cell was emptied | the head is behind | the next worker moves it |
+//! | emptying the cell | the head is behind | the next worker moves it |
 //! | writing the reply | CLAIMED | [`Board::recover`]: the next attempt overwrites it |
 //! | DONE | the client was not told | [`Board::recover`] tells it; its own look at each time-out |
 //! | telling the client | nobody was woken | the client's time-out |
 //! | collecting | DONE, or FREE | adopted by the client's name, or freed when its time is over |
-//! | a step of `recover` | the rest is as it was | whoever holds the worker's lock next does it again |
+//! | taking a call back | a stale hint | the next worker, or who needs the room, empties the cell |
+//! | requeuing in `recover` | READY, no hint | as after READY |
+//! | any other step of `recover` | the rest is as it was | whoever holds the worker's lock next does it again |
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -227,7 +231,7 @@ impl<S: Slots> Board<'_, S> {
     #[inline]
     pub fn complete(&self, claim: Claim) -> bool {
         let Some(done) = claim.word.done() else { return false };
-        // Pair `done` with the load in `is_done`: the reply is in the slot.
+        // Pair `done` with the load in `Board::done`: the reply is in the slot.
         let word = self.slots.word(claim.slot);
         word.compare_exchange(claim.word.bits(), done.bits(), AcqRel, Relaxed).is_ok()
     }
@@ -281,7 +285,8 @@ impl<S: Slots> Board<'_, S> {
     /// Takes from a dead worker what it had claimed. Only for who holds the worker's lock.
     ///
     /// `poison` writes the reply of a pass whose attempts are over; `announce` tells the client of a
-    /// slot that is done. May be stopped anywhere and done again.
+    /// slot that is done. May be stopped anywhere and done again; a pass that was made ready and not
+    /// hinted when it was stopped is left to [`Board::rehint`].
     pub fn recover(
         &self,
         dead: WorkerIndex,
@@ -330,7 +335,9 @@ impl<S: Slots> Board<'_, S> {
     }
 
     /// Leaves a hint for every pass among these slots that waits without one: its client was killed
-    /// before it left one, or there was no room. How many there were.
+    /// before it left one, or there was no room. How many there were. A hint that a worker found to be
+    /// stale before the pass was requeued, and is about to drop, counts as one: the next rehint sees
+    /// to that pass.
     pub fn rehint(&self, slots: std::ops::Range<u32>) -> u32 {
         let slots = slots.start..slots.end.min(self.slots.count());
         let mut waiting: Vec<(u32, SlotWord)> = slots

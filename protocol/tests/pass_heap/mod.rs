@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use meshwork_protocol::pass::WorkerIndex;
 use meshwork_protocol::pass::atomic::AtomicWord;
-use meshwork_protocol::pass::board::Board;
+use meshwork_protocol::pass::board::{Board, Walker};
 use meshwork_protocol::pass::frame::Call;
 use meshwork_protocol::pass::ring::{HintRing, Slots};
 use meshwork_protocol::pass::slot::SlotWord;
@@ -35,6 +36,14 @@ impl<W: AtomicWord> Ring<W> {
         Self { head: word(position), tail: word(position), cells: (0..cells).map(cell).collect() }
     }
 
+    fn map<V>(&self, word: &impl Fn(&W) -> V) -> Ring<V> {
+        Ring {
+            head: word(&self.head),
+            tail: word(&self.tail),
+            cells: self.cells.iter().map(word).collect(),
+        }
+    }
+
     fn hints(&self) -> HintRing<'_, W> {
         HintRing::new(&self.head, &self.tail, &self.cells)
     }
@@ -52,6 +61,17 @@ impl<W: AtomicWord> Heap<W> {
         }
     }
 
+    /// As many words of another kind, made from these.
+    pub(crate) fn map<V>(&self, word: impl Fn(&W) -> V) -> Heap<V> {
+        Heap {
+            words: self.words.iter().map(&word).collect(),
+            calls: self.calls.iter().map(&word).collect(),
+            high: self.high.map(&word),
+            low: self.low.map(&word),
+            sleepers: self.sleepers.iter().map(&word).collect(),
+        }
+    }
+
     /// The board over them.
     pub(crate) fn board(&self) -> Board<'_, Self> {
         Board {
@@ -59,6 +79,20 @@ impl<W: AtomicWord> Heap<W> {
             high: self.high.hints(),
             low: self.low.hints(),
             sleepers: &self.sleepers,
+        }
+    }
+
+    /// Every slot is free, and passes go round the ring as if nothing had happened.
+    pub(crate) fn assert_works(&self, call: Call) {
+        let mut walker = Walker::default();
+        for round in 0..=2 * self.high.cells.len() as u32 {
+            let slot = round % self.count();
+            self.submit(slot, call);
+            let claim = self.board().claim(&mut walker, WorkerIndex(0), |_| true);
+            let claim = claim.expect("it is hinted");
+            assert_eq!(claim.slot, slot);
+            assert!(self.board().complete(claim));
+            self.board().collect(slot, self.state(slot)).expect("it is done");
         }
     }
 
