@@ -11,16 +11,16 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Instant;
 
+use memmap2::{MmapOptions, MmapRaw};
 use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
 use meshwork::actors::host::patience::Spin;
-use memmap2::{MmapOptions, MmapRaw};
 
 use crate::worker::{KEEP, Process, Role, shared_directory};
 
 /// How many are under way at once, on both sides.
-pub const DEPTH: usize = 16;
+pub(crate) const DEPTH: usize = 16;
 
 const BYTES: usize = 64 << 10;
 const FLAG_BYTES: usize = 128;
@@ -28,14 +28,20 @@ const WARM_UP: usize = 2_000;
 const COPIES: usize = 20_000;
 
 /// Transfers a second.
-pub struct Rates {
-    pub passes: f64,
-    pub raw: f64,
+pub(crate) struct Rates {
+    /// As passes.
+    pub(crate) passes: f64,
+    /// By hand.
+    pub(crate) raw: f64,
 }
 
-/// One measurement of both.
-pub fn rates_per_s() -> Rates {
-    Rates { passes: passes_per_s(), raw: raw_per_s() }
+/// One measurement of both; who is first alternates with the rounds.
+pub(crate) fn rates_per_s(round: usize) -> Rates {
+    if round.is_multiple_of(2) {
+        Rates { passes: passes_per_s(), raw: raw_per_s() }
+    } else {
+        Rates { raw: raw_per_s(), passes: passes_per_s() }
+    }
 }
 
 fn passes_per_s() -> f64 {
@@ -90,11 +96,11 @@ const FULL: u64 = 1;
 
 /// The buffers and their flags, in a file that both processes map: the flags first, each on lines of
 /// its own, then the buffers.
-pub struct Shared(MmapRaw);
+pub(crate) struct Shared(MmapRaw);
 
 impl Shared {
     /// Maps the file of a directory, and makes it if it is not there.
-    pub fn open(directory: &Path) -> Self {
+    pub(crate) fn open(directory: &Path) -> Self {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -108,7 +114,7 @@ impl Shared {
     }
 
     /// Copies out of each buffer in turn, as soon as it is full.
-    pub fn take_for_ever(&self) {
+    pub(crate) fn take_for_ever(&self) {
         let mut bytes = vec![0; BYTES];
         for buffer in (0..DEPTH).cycle() {
             self.wait_until(buffer, FULL);

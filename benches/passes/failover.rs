@@ -28,7 +28,7 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Milliseconds from each kill until the second attempt began.
-pub fn times_ms() -> Vec<f64> {
+pub(crate) fn times_ms() -> Vec<f64> {
     let directory = shared_directory();
     let host = PassHost::open(directory.path(), None).expect("a fresh directory");
     let start = || Process::start(&Role::Worker(directory.path().to_owned(), Spin::Adaptive));

@@ -16,18 +16,18 @@ const WAKES: usize = 50;
 
 /// The floors of one round.
 #[derive(Clone, Copy)]
-pub struct Floors {
+pub(crate) struct Floors {
     /// A cache line to another thread and one back.
-    pub line_rtt_ns: f64,
+    pub(crate) line_rtt_ns: f64,
     /// The system call that wakes nobody.
-    pub wake_nobody_ns: f64,
+    pub(crate) wake_nobody_ns: f64,
     /// From the call until the woken thread runs, which had slept for 5 ms.
-    pub wake_to_run_ns: f64,
+    pub(crate) wake_to_run_ns: f64,
 }
 
 impl Floors {
     /// Measures all of them.
-    pub fn measure() -> Self {
+    pub(crate) fn measure() -> Self {
         Self {
             line_rtt_ns: line_rtt_ns(),
             wake_nobody_ns: wake_nobody_ns(),
@@ -36,7 +36,7 @@ impl Floors {
     }
 
     /// The median of each.
-    pub fn medians(rounds: &[Self]) -> Self {
+    pub(crate) fn medians(rounds: &[Self]) -> Self {
         let of = |each: fn(&Self) -> f64| median(rounds.iter().map(each));
         Self {
             line_rtt_ns: of(|floors| floors.line_rtt_ns),

@@ -40,18 +40,18 @@ const SCANS: u32 = 200_000;
 const BEAT_EVERY: Duration = Duration::from_millis(10);
 
 /// A client and a worker process. Fields are dropped in this order: the worker before its files.
-pub struct Bench {
+pub(crate) struct Bench {
     client: PassClient,
     pass: Pass<'static>,
     asked: u64,
     returned: u64,
-    _worker: Process,
+    worker: Process,
     _directory: TempDir,
 }
 
 impl Bench {
     /// A fresh directory, a client of it, and a worker that has run passes.
-    pub fn open(spin: Spin) -> Self {
+    pub(crate) fn open(spin: Spin) -> Self {
         let directory = shared_directory();
         let host = PassHost::open(directory.path(), None).expect("a fresh directory");
         let worker = Process::start(&Role::Worker(directory.path().to_owned(), spin));
@@ -59,24 +59,23 @@ impl Bench {
         let client = PassClient::join(&host, options).expect("there is a free row");
         let pass = Pass::named(ECHO, vec![7; ARG_BYTES]);
         let (asked, returned) = (0, 0);
-        let mut bench =
-            Self { client, pass, asked, returned, _worker: worker, _directory: directory };
+        let mut bench = Self { client, pass, asked, returned, worker, _directory: directory };
         bench.pump(WARM_UP);
         bench
     }
 
     /// Submissions that were asked for; one that found no room is the same when it is tried again.
-    pub fn asked(&self) -> u64 {
+    pub(crate) fn asked(&self) -> u64 {
         self.asked
     }
 
     /// Passes that came back as they should.
-    pub fn returned(&self) -> u64 {
+    pub(crate) fn returned(&self) -> u64 {
         self.returned
     }
 
     /// Passes a second with 512 in flight.
-    pub fn throughput_per_s(&mut self) -> f64 {
+    pub(crate) fn throughput_per_s(&mut self) -> f64 {
         let begin = Instant::now();
         self.pump(PASSES);
         PASSES as f64 / begin.elapsed().as_secs_f64()
@@ -84,7 +83,7 @@ impl Bench {
 
     /// Nanoseconds of a submission while the worker drains, in bursts after room for them was made.
     /// Retries count.
-    pub fn submit_ns(&mut self) -> f64 {
+    pub(crate) fn submit_ns(&mut self) -> f64 {
         let (mut submitted, mut collected, mut ns) = (0, 0, 0);
         while submitted < SUBMITS {
             while submitted - collected > IN_FLIGHT - BURST {
@@ -106,7 +105,7 @@ impl Bench {
     }
 
     /// The median round trip of a pass after the worker had nothing to do for 5 ms.
-    pub fn rtt_idle_ns(&mut self) -> f64 {
+    pub(crate) fn rtt_idle_ns(&mut self) -> f64 {
         let times = (0..IDLE_ROUND_TRIPS).map(|_| {
             std::thread::sleep(IDLE);
             let begin = Instant::now();
@@ -117,7 +116,7 @@ impl Bench {
     }
 
     /// The round trip of one pass after another: the median of batches.
-    pub fn rtt_depth1_ns(&mut self) -> f64 {
+    pub(crate) fn rtt_depth1_ns(&mut self) -> f64 {
         let times = (0..BATCHES).map(|_| {
             let begin = Instant::now();
             for _ in 0..BATCH {
@@ -162,11 +161,11 @@ impl Bench {
 }
 
 /// The share of a core that a worker process takes while there is nothing to do.
-pub fn idle_cpu_percent() -> f64 {
+pub(crate) fn idle_cpu_percent() -> f64 {
     let bench = Bench::open(Spin::Adaptive);
     // It spins for a while after its last pass.
     std::thread::sleep(Duration::from_millis(200));
-    let pid = bench._worker.pid();
+    let pid = bench.worker.pid();
     let (begin, before) = (Instant::now(), cpu_time(pid));
     std::thread::sleep(WATCHED);
     let spent = cpu_time(pid) - before;
@@ -197,7 +196,7 @@ fn cpu_time(pid: u32) -> Duration {
 
 /// Nanoseconds of a watchdog's scan of so many rows, all taken and beating, with the reading of the
 /// coarse clock before it.
-pub fn scan_ns(slots: usize) -> f64 {
+pub(crate) fn scan_ns(slots: usize) -> f64 {
     let directory = shared_directory();
     let host = PassHost::open(directory.path(), None).expect("a fresh directory");
     let seats: Vec<_> =

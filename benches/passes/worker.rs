@@ -16,12 +16,12 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::copy;
 
 /// Returns its arguments.
-pub const ECHO: &str = "echo";
+pub(crate) const ECHO: &str = "echo";
 /// Copies its arguments out and returns nothing.
-pub const KEEP: &str = "keep";
+pub(crate) const KEEP: &str = "keep";
 /// At the first attempt says which process it runs in, to the socket that its arguments name, and
 /// hangs; at a later one returns when it began.
-pub const HANG: &str = "hang";
+pub(crate) const HANG: &str = "hang";
 
 /// Longer than any run of the benchmark.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
@@ -31,7 +31,7 @@ const WORKER: &str = "--worker";
 const COPIER: &str = "--copier";
 
 /// What this program is when it is run by itself.
-pub enum Role {
+pub(crate) enum Role {
     /// A pass worker in this directory.
     Worker(PathBuf, Spin),
     /// The other end of the raw copy, in this directory.
@@ -40,7 +40,7 @@ pub enum Role {
 
 impl Role {
     /// The role that the arguments name, if they name one.
-    pub fn parse(args: &[String]) -> Option<Self> {
+    pub(crate) fn parse(args: &[String]) -> Option<Self> {
         match args {
             [role, directory, spin] if role == WORKER => {
                 let spin = [Spin::Adaptive, Spin::Always, Spin::Never]
@@ -54,7 +54,7 @@ impl Role {
     }
 
     /// Does it until the process that started this one ends it.
-    pub fn run(self) {
+    pub(crate) fn run(self) {
         match self {
             Self::Worker(directory, spin) => {
                 let host = PassHost::open(&directory, None).expect("the directory is open already");
@@ -126,17 +126,17 @@ fn registry() -> PassRegistry {
 }
 
 /// Nanoseconds of a clock that all processes share.
-pub fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 /// This program in another process, in a role. Killed when dropped.
-pub struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     /// Starts it, and waits until it says that it is ready.
-    pub fn start(role: &Role) -> Self {
+    pub(crate) fn start(role: &Role) -> Self {
         let program = std::env::current_exe().expect("this program has a path");
         let mut child = Command::new(program)
             .args(role.args())
@@ -153,12 +153,12 @@ impl Process {
     }
 
     /// Its number.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
     /// `kill -9`. Does not wait for its end.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().expect("it was not waited for yet");
     }
 }
@@ -172,7 +172,7 @@ impl Drop for Process {
 }
 
 /// A directory in memory, gone when dropped.
-pub fn shared_directory() -> tempfile::TempDir {
+pub(crate) fn shared_directory() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("meshwork-passes-")
         .tempdir_in("/dev/shm")
