@@ -32,7 +32,7 @@ pub(crate) fn times_ms() -> Vec<f64> {
     let directory = shared_directory();
     let host = PassHost::open(directory.path(), None).expect("a fresh directory");
     let start = || Process::start(&Role::Worker(directory.path().to_owned(), Spin::Adaptive));
-    let mut workers = vec![start(), start()];
+    let mut workers = [start(), start()];
     let path: PathBuf = directory.path().join("began");
     let began = UnixDatagram::bind(&path).expect("the name is free");
     began.set_read_timeout(Some(BEGINS_WITHIN)).expect("a time-out over zero");
