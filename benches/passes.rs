@@ -1,0 +1,197 @@
+//! What does a pass cost, what does a worker cost that has none, how soon does another take over?
+//!
+//! `cargo bench --bench passes [-- --json]`. Progress goes to stderr, the table to stdout; with
+//! `--json` the last line of stdout is one object. Workers are processes: this program, run again.
+
+#[path = "passes/copy.rs"]
+mod copy;
+#[path = "passes/failover.rs"]
+mod failover;
+#[path = "passes/floors.rs"]
+mod floors;
+#[path = "passes/latency.rs"]
+mod latency;
+#[path = "passes/worker.rs"]
+mod worker;
+
+use std::time::Duration;
+
+use meshwork::actors::host::patience::Spin;
+use serde::Serialize;
+
+use self::floors::Floors;
+use self::latency::Bench;
+
+/// Measurements of each figure; the median counts.
+const ROUNDS: usize = 9;
+
+/// How long a client lets the worker idle before a round trip.
+const IDLE: Duration = Duration::from_millis(5);
+
+#[derive(Serialize)]
+struct Report {
+    /// Of the submissions that were asked for, the share that was accepted and came back.
+    accepted: f64,
+    throughput_per_s: f64,
+    submit_ns: f64,
+    rtt_idle_sleep_us: f64,
+    rtt_idle_spin_ns: f64,
+    rtt_depth1_ns: f64,
+    line_rtt_ns: f64,
+    futex_wake_us: f64,
+    idle_cpu_percent: f64,
+    scan_8_ns: f64,
+    scan_64_ns: f64,
+    /// `null` until there are actors to measure.
+    actor_submit_over_floor: Option<f64>,
+    actor_batch_per_s: Option<f64>,
+    failover_ms: f64,
+    copy_ratio_64k: f64,
+}
+
+/// What only the table says.
+struct Beside {
+    floors: Floors,
+    failovers: usize,
+    copies_per_s: f64,
+    passes_64k_per_s: f64,
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(worker) = worker::Role::parse(&args) {
+        return worker.run();
+    }
+    let (report, beside) = measure();
+    print(&report, &beside);
+    if args.iter().any(|arg| arg == "--json") {
+        println!("{}", serde_json::to_string(&report).expect("numbers are JSON"));
+    }
+}
+
+fn measure() -> (Report, Beside) {
+    let floors = rounds("floors", |_| Floors::measure());
+    let floors = Floors::medians(&floors);
+    let mut asked_and_accepted = (0, 0);
+    let throughput_per_s = median(rounds("throughput", |_| {
+        let mut bench = Bench::open(Spin::Adaptive);
+        let per_s = bench.throughput_per_s();
+        asked_and_accepted.0 += bench.asked();
+        asked_and_accepted.1 += bench.returned();
+        per_s
+    }));
+    let submit_ns = median(rounds("submit", |_| Bench::open(Spin::Adaptive).submit_ns()));
+    let rtt_idle_sleep_us = median(rounds("round trip, sleeping worker", |_| {
+        Bench::open(Spin::Adaptive).rtt_idle_ns() / 1_000.0
+    }));
+    let spinning = rounds("round trips, spinning worker", |_| {
+        let mut bench = Bench::open(Spin::Always);
+        (bench.rtt_idle_ns(), bench.rtt_depth1_ns())
+    });
+    eprintln!("idle worker");
+    let idle_cpu_percent = latency::idle_cpu_percent();
+    let scans = rounds("watchdog scans", |_| (latency::scan_ns(8), latency::scan_ns(64)));
+    eprintln!("failover");
+    let failovers = failover::times_ms();
+    let copies = rounds("64 KiB", copy::rates_per_s);
+    let report = Report {
+        accepted: asked_and_accepted.1 as f64 / asked_and_accepted.0 as f64,
+        throughput_per_s,
+        submit_ns,
+        rtt_idle_sleep_us,
+        rtt_idle_spin_ns: median(spinning.iter().map(|times| times.0)),
+        rtt_depth1_ns: median(spinning.iter().map(|times| times.1)),
+        line_rtt_ns: floors.line_rtt_ns,
+        futex_wake_us: floors.wake_to_run_ns / 1_000.0,
+        idle_cpu_percent,
+        scan_8_ns: median(scans.iter().map(|times| times.0)),
+        scan_64_ns: median(scans.iter().map(|times| times.1)),
+        actor_submit_over_floor: None,
+        actor_batch_per_s: None,
+        failover_ms: median(failovers.iter().copied()),
+        copy_ratio_64k: median(copies.iter().map(|rates| rates.passes / rates.raw)),
+    };
+    let beside = Beside {
+        floors,
+        failovers: failovers.len(),
+        copies_per_s: median(copies.iter().map(|rates| rates.raw)),
+        passes_64k_per_s: median(copies.iter().map(|rates| rates.passes)),
+    };
+    (report, beside)
+}
+
+fn rounds<T>(what: &str, mut measure: impl FnMut(usize) -> T) -> Vec<T> {
+    (1..=ROUNDS)
+        .map(|round| {
+            eprintln!("{what}, {round} of {ROUNDS}");
+            measure(round)
+        })
+        .collect()
+}
+
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn print(report: &Report, beside: &Beside) {
+    let line = report.line_rtt_ns;
+    println!("floors of this run");
+    println!("  cache line, round trip     {line:.0} ns");
+    println!("  futex wake, nobody waits   {:.0} ns", beside.floors.wake_nobody_ns);
+    println!("  futex wake to run, idle    {:.1} us", report.futex_wake_us);
+    println!("passes of 48 bytes to a worker process");
+    println!("  accepted                   {:.3} (all: 1.000)", report.accepted);
+    println!(
+        "  throughput, 512 in flight  {:.2} M/s (1.2 x the peer's: benches/peers)",
+        report.throughput_per_s / 1e6
+    );
+    println!(
+        "  submit while it drains     {:.1} ns (0.5 x the peer's, and the channel's: benches/peers)",
+        report.submit_ns
+    );
+    println!(
+        "  after 5 ms idle, sleeping  {:.1} us (0.6 x the peer's: benches/peers)",
+        report.rtt_idle_sleep_us
+    );
+    println!(
+        "  after 5 ms idle, spinning  {:.0} ns (at most 20 x the line: {:.0})",
+        report.rtt_idle_spin_ns,
+        20.0 * line
+    );
+    println!(
+        "  back to back, spinning     {:.0} ns (at most 6 x the line: {:.0})",
+        report.rtt_depth1_ns,
+        6.0 * line
+    );
+    println!(
+        "  idle worker                {:.2} % of a core (at most 0.5)",
+        report.idle_cpu_percent
+    );
+    println!("watchdog scan in memory, every row beating, with the reading of the clock");
+    println!("  8 slots                    {:.1} ns (the peer's: benches/peers)", report.scan_8_ns);
+    println!(
+        "  64 slots                   {:.1} ns (the peer's: benches/peers)",
+        report.scan_64_ns
+    );
+    println!("through the actors");
+    println!(
+        "  one at a time              {} (at most 3 x the floor)",
+        maybe(report.actor_submit_over_floor)
+    );
+    println!(
+        "  batches of 64              {} passes/s (at least 2000000)",
+        maybe(report.actor_batch_per_s)
+    );
+    println!("kill -9 of a worker, {} times", beside.failovers);
+    println!("  its pass runs elsewhere    {:.2} ms (median, at most 5)", report.failover_ms);
+    println!("64 KiB of arguments, {} in flight", copy::DEPTH);
+    println!("  raw copy                   {:.0} /s", beside.copies_per_s);
+    println!("  passes                     {:.0} /s", beside.passes_64k_per_s);
+    println!("  ratio                      {:.2} (at least 0.5)", report.copy_ratio_64k);
+}
+
+fn maybe(figure: Option<f64>) -> String {
+    figure.map_or_else(|| "not measured".to_owned(), |figure| format!("{figure:.2}"))
+}

@@ -1,0 +1,180 @@
+//! The worker processes, and the closures that they have.
+
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use meshwork::actors::host::pass_host::PassHost;
+use meshwork::actors::host::patience::Spin;
+use meshwork::actors::host::registry::PassRegistry;
+use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::copy;
+
+/// Returns its arguments.
+pub(crate) const ECHO: &str = "echo";
+/// Copies its arguments out and returns nothing.
+pub(crate) const KEEP: &str = "keep";
+/// At the first attempt says which process it runs in, to the socket that its arguments name, and
+/// hangs; at a later one returns when it began.
+pub(crate) const HANG: &str = "hang";
+
+/// Longer than any run of the benchmark.
+const FOR_EVER: Duration = Duration::from_secs(3_600);
+
+const READY: &str = "ready";
+const WORKER: &str = "--worker";
+const COPIER: &str = "--copier";
+
+/// What this program is when it is run by itself.
+pub(crate) enum Role {
+    /// A pass worker in this directory.
+    Worker(PathBuf, Spin),
+    /// The other end of the raw copy, in this directory.
+    Copier(PathBuf),
+}
+
+impl Role {
+    /// The role that the arguments name, if they name one.
+    pub(crate) fn parse(args: &[String]) -> Option<Self> {
+        match args {
+            [role, directory, spin] if role == WORKER => {
+                let spin = [Spin::Adaptive, Spin::Always, Spin::Never]
+                    .into_iter()
+                    .find(|kind| format!("{kind:?}") == *spin)?;
+                Some(Self::Worker(directory.into(), spin))
+            }
+            [role, directory] if role == COPIER => Some(Self::Copier(directory.into())),
+            _ => None,
+        }
+    }
+
+    /// Does it until the process that started this one ends it.
+    pub(crate) fn run(self) {
+        match self {
+            Self::Worker(directory, spin) => {
+                let host = PassHost::open(&directory, None).expect("the directory is open already");
+                let options = WorkerOptions { name: "bench".to_owned(), spin };
+                let _worker =
+                    WorkerThread::spawn(&host, registry(), &options).expect("there is a free row");
+                say_ready();
+                // Ends with the process that has the other end.
+                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            }
+            Self::Copier(directory) => {
+                let shared = copy::Shared::open(&directory);
+                say_ready();
+                std::thread::spawn(move || shared.take_for_ever());
+                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            }
+        }
+    }
+
+    fn args(&self) -> Vec<String> {
+        let text = |path: &Path| path.to_str().expect("a temporary path is text").to_owned();
+        match self {
+            Self::Worker(directory, spin) => {
+                vec![WORKER.to_owned(), text(directory), format!("{spin:?}")]
+            }
+            Self::Copier(directory) => vec![COPIER.to_owned(), text(directory)],
+        }
+    }
+}
+
+fn say_ready() {
+    println!("{READY}");
+    std::io::stdout().flush().expect("the other end reads");
+}
+
+fn registry() -> PassRegistry {
+    let registry = PassRegistry::new();
+    registry
+        .register_writing(ECHO, |call, reply| {
+            reply.write(call.args);
+            Ok::<_, String>(())
+        })
+        .expect("names differ");
+    registry
+        .register_writing(KEEP, |call, _| {
+            thread_local!(static KEPT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+            KEPT.with_borrow_mut(|kept| {
+                kept.clear();
+                kept.extend_from_slice(call.args);
+                std::hint::black_box(&*kept);
+            });
+            Ok::<_, String>(())
+        })
+        .expect("names differ");
+    registry
+        .register(HANG, |call| {
+            if call.attempt > 0 {
+                return Ok(monotonic_ns().to_le_bytes());
+            }
+            let path = std::str::from_utf8(call.args).map_err(|error| error.to_string())?;
+            UnixDatagram::unbound()
+                .and_then(|socket| socket.send_to(&std::process::id().to_le_bytes(), path))
+                .map_err(|error| error.to_string())?;
+            std::thread::sleep(FOR_EVER);
+            Err("nobody killed it".to_owned())
+        })
+        .expect("names differ");
+    registry
+}
+
+/// Nanoseconds of a clock that all processes share.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// This program in another process, in a role. Killed when dropped.
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// Starts it, and waits until it says that it is ready.
+    pub(crate) fn start(role: &Role) -> Self {
+        let program = std::env::current_exe().expect("this program has a path");
+        let mut child = Command::new(program)
+            .args(role.args())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program can be started again");
+        let stdout = child.stdout.take().expect("it is piped");
+        let process = Self(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
+        assert_eq!(line.trim_end(), READY, "the process did not come up");
+        process
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// `kill -9`. Does not wait for its end.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().expect("it was not waited for yet");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have been killed before.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A directory in memory, gone when dropped.
+pub(crate) fn shared_directory() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .prefix("meshwork-passes-")
+        .tempdir_in("/dev/shm")
+        .expect("/dev/shm can be written")
+}
