@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         ("a_kill_at_any_instruction_of_joining_as_worker_harms_nobody", || run(&JOIN_WORKER)),
         ("a_kill_at_any_instruction_of_leaving_as_worker_harms_nobody", || run(&LEAVE_WORKER)),
         ("a_kill_at_any_instruction_of_joining_as_client_harms_nobody", || run(&JOIN_CLIENT)),
+        ("a_kill_at_any_instruction_of_taking_a_strangers_row_harms_nobody", || run(&EVICT)),
         ("a_kill_at_any_instruction_of_leaving_as_client_harms_nobody", || run(&LEAVE_CLIENT)),
     ];
     passes::main(&tests, &[("victim", victim)])
@@ -176,7 +177,7 @@ const SLEEP: Operation = Operation {
 const COLLECT: Operation = Operation {
     name: "collect",
     prepare: |scene| {
-        scene.leave_for_victim(3, 0);
+        scene.leave("victim", 3, 0);
         scene.submit(4);
     },
     victim: |host| {
@@ -208,7 +209,7 @@ const RECOVER: Operation = Operation {
 const TEND: Operation = Operation {
     name: "tend",
     prepare: |scene| {
-        scene.leave_for_victim(1, 1);
+        scene.leave("victim", 1, 1);
         die_at_work(scene);
     },
     victim: |host| {
@@ -245,7 +246,7 @@ const LEAVE_WORKER: Operation = Operation {
 const JOIN_CLIENT: Operation = Operation {
     name: "join as client, after one of the name",
     prepare: |scene| {
-        scene.leave_for_victim(1, 1);
+        scene.leave("victim", 1, 1);
         scene.submit(4);
     },
     victim: |host| {
@@ -256,10 +257,22 @@ const JOIN_CLIENT: Operation = Operation {
     may: &[],
 };
 
+/// Every row is taken: the victim takes that of a dead client of another name.
+const EVICT: Operation = Operation {
+    name: "join as client, in the row of one of another name",
+    prepare: |scene| {
+        scene.leave("other", 2, 1);
+        scene.submit(4);
+    },
+    victim: JOIN_CLIENT.victim,
+    must: &[],
+    may: &[],
+};
+
 const LEAVE_CLIENT: Operation = Operation {
     name: "leave as client, with passes under way",
     prepare: |scene| {
-        scene.leave_for_victim(1, 1);
+        scene.leave("victim", 1, 1);
         scene.submit(4);
     },
     victim: |host| {
@@ -300,7 +313,7 @@ fn victim(words: &[&str]) {
     raise(Signal::SIGUSR1).unwrap();
 }
 
-const OPERATIONS: [&Operation; 12] = [
+const OPERATIONS: [&Operation; 13] = [
     &SUBMIT,
     &SUBMIT_LONG,
     &CANCEL,
@@ -312,6 +325,7 @@ const OPERATIONS: [&Operation; 12] = [
     &JOIN_WORKER,
     &LEAVE_WORKER,
     &JOIN_CLIENT,
+    &EVICT,
     &LEAVE_CLIENT,
 ];
 
@@ -370,9 +384,9 @@ impl Scene {
         }
     }
 
-    /// A client of the victim's name dies, and leaves some passes that are done and some that wait.
-    fn leave_for_victim(&mut self, done: u64, waiting: u64) {
-        let client = PassClient::join(&self.host, named("victim")).unwrap();
+    /// A client of that name dies, and leaves some passes that are done and some that wait.
+    fn leave(&mut self, name: &str, done: u64, waiting: u64) {
+        let client = PassClient::join(&self.host, named(name)).unwrap();
         for tag in 0..done {
             client.submit(&pass(VICTIMS + tag)).unwrap();
         }
@@ -558,6 +572,10 @@ struct Trace {
     anchors: Vec<(usize, usize)>,
 }
 
+/// Victims that may go another way than the recorded one, as those do that hash with a random key,
+/// before one is stepped from its start.
+const TRIES: usize = 4;
+
 /// What it costs to run to a breakpoint, in steps.
 const HIT_COST: usize = 4;
 
@@ -668,7 +686,8 @@ fn step_through(operation: &Operation, share: usize, shares: usize, cpu: usize) 
     let trace = scene.try_victim(operation, 0, Trace::record);
     for k in (share..trace.at.len()).step_by(shares) {
         scene.boundaries += 1;
-        if !scene.try_victim(operation, k, |pid| trace.go_to(pid, k)) {
+        let arrived = (0..TRIES).any(|_| scene.try_victim(operation, k, |pid| trace.go_to(pid, k)));
+        if !arrived {
             // What a victim leaves after `k` steps, whichever way it goes.
             scene.astray += 1;
             scene.try_victim(operation, k, |pid| (0..k).all(|_| step(pid)));

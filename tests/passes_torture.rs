@@ -42,7 +42,7 @@ use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
 use meshwork::actors::host::patience::Spin;
 use meshwork::actors::host::reclaimer::{Heart, ReclaimReport, Reclaimer, ReclaimerOptions};
-use meshwork::actors::host::registry::PassRegistry;
+use meshwork::actors::host::registry::{PassCall, PassRegistry};
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use meshwork::protocol::pass::layout::Geometry;
 use meshwork::protocol::pass::ring::Slots;
@@ -91,6 +91,7 @@ impl Expected {
         let closure = match rng.u8(..) {
             0..=2 => "panic",
             3..=9 => "fail",
+            10..=13 => "slow",
             _ => "rotate",
         };
         let bytes = match rng.u8(0..100) {
@@ -107,7 +108,7 @@ impl Expected {
         match (self.closure, outcome) {
             ("panic", PassOutcome::Panicked(said)) => *said == text(&self.args),
             ("fail", PassOutcome::Failed(said)) => *said == text(&self.args),
-            ("rotate", PassOutcome::Returned(bytes)) => **bytes == rotated(&self.args),
+            ("rotate" | "slow", PassOutcome::Returned(bytes)) => **bytes == rotated(&self.args),
             _ => false,
         }
     }
@@ -125,13 +126,15 @@ fn text(args: &[u8]) -> String {
 fn registry() -> PassRegistry {
     let registry = PassRegistry::new();
     registry.register("rotate", |call| Ok::<_, String>(rotated(call.args))).unwrap();
-    registry.register("fail", |call| Err::<Vec<u8>, _>(text(call.args))).unwrap();
-    let panics = |call: &meshwork::actors::host::registry::PassCall<'_>| {
-        std::panic::panic_any(text(call.args));
-        #[allow(unreachable_code, reason = "says the type")]
-        Ok::<Vec<u8>, String>(vec![])
+    // Long enough for its worker to be killed or stopped within.
+    let slow = |call: &PassCall<'_>| {
+        std::thread::sleep(Duration::from_millis(2));
+        Ok::<_, String>(rotated(call.args))
     };
-    registry.register("panic", panics).unwrap();
+    registry.register("slow", slow).unwrap();
+    registry.register("fail", |call| Err::<Vec<u8>, _>(text(call.args))).unwrap();
+    let panic = |call: &PassCall<'_>| -> Result<Vec<u8>, String> { panic!("{}", text(call.args)) };
+    registry.register("panic", panic).unwrap();
     registry
 }
 
