@@ -15,6 +15,7 @@
 //! one had come once or a few times. One that does not arrive where the recorded one was is stepped
 //! from its start.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::zombie_processes, reason = "they are awaited by their number, with their status")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -381,7 +382,7 @@ impl Scene {
     fn submit(&mut self, count: usize) {
         for index in 0..count {
             let pass = pass(self.take_tag());
-            let pass = if index % 2 == 0 { pass } else { pass.low_priority() };
+            let pass = if index.is_multiple_of(2) { pass } else { pass.low_priority() };
             self.client.submit(&pass).unwrap();
         }
     }
@@ -537,7 +538,7 @@ impl Scene {
     fn check_ring(&mut self, k: usize) {
         for round in 0..FURTHER {
             let pass = pass(round);
-            let pass = if round % 3 == 0 { pass.low_priority() } else { pass };
+            let pass = if round.is_multiple_of(3) { pass.low_priority() } else { pass };
             if self.client.submit(&pass).is_err() {
                 return self.fault(k, "wedged: no room");
             }

@@ -22,6 +22,7 @@
 //!
 //! Knobs: `MESHWORK_TORTURE_S`, how long (5 s); `MESHWORK_SEED`, for the order of the faults.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::zombie_processes, reason = "they are awaited by their number, with their status")]
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -169,7 +170,7 @@ fn reclaimer(words: &[&str]) {
             return;
         }
         reclaimer.look(Clock.now(), &mut report).unwrap();
-        if round % 8 == 0 {
+        if round.is_multiple_of(8) {
             reclaimer.tend(&mut report).unwrap();
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -375,7 +376,7 @@ impl Stage {
             let seed = (self.seed ^ life << 8 ^ index as u64).to_string();
             let first = place.ledger.lock().unwrap().next_token(index).to_string();
             let name = format!("client-{index}");
-            let spin = if index % 2 == 0 { "sleep" } else { "spin" };
+            let spin = if index.is_multiple_of(2) { "sleep" } else { "spin" };
             let mut command = match role {
                 "client" => passes::command(role, &[directory, &name, &first, &seed]),
                 "worker" => passes::command(role, &[directory, spin]),
