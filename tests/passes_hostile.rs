@@ -1,6 +1,7 @@
 //! Passes among processes that die, stop, fork and fill the disk, and on files that are not pass
 //! files.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::zombie_processes, reason = "a worker that is killed leaves its child behind")]
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -73,8 +74,8 @@ fn register(registry: &PassRegistry, name: &'static str) {
             echo(call)
         }),
         "hang" => registry.register(name, move |call| {
-            while call.attempt == 0 {
-                std::thread::park();
+            if call.attempt == 0 {
+                park();
             }
             echo(call)
         }),
@@ -100,8 +101,8 @@ fn register(registry: &PassRegistry, name: &'static str) {
                 // Forks; the parent ends at once, and the child goes on from here.
                 nix::unistd::daemon(true, true).unwrap();
                 tell(&std::process::id().to_string());
-                while stays {
-                    std::thread::park();
+                if stays {
+                    park();
                 }
                 return Ok(b"of the child".to_vec());
             }
@@ -111,6 +112,13 @@ fn register(registry: &PassRegistry, name: &'static str) {
         _ => registry.register(name, echo),
     };
     done.unwrap();
+}
+
+/// Never returns.
+fn park() -> ! {
+    loop {
+        std::thread::park();
+    }
 }
 
 /// A worker that has the closures which its words after the directory name.
@@ -169,7 +177,7 @@ fn returned(bytes: &[u8]) -> PassOutcome<'static> {
 }
 
 fn row_is_free(host: &PassHost, row: u16) -> bool {
-    host.ring().worker(WorkerIndex(row)).holder.epoch.load(SeqCst) % 2 == 0
+    host.ring().worker(WorkerIndex(row)).holder.epoch.load(SeqCst).is_multiple_of(2)
 }
 
 fn killed_worker() {

@@ -22,6 +22,7 @@
 //!
 //! Knobs: `MESHWORK_TORTURE_S`, how long (5 s); `MESHWORK_SEED`, for the order of the faults.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![allow(clippy::zombie_processes, reason = "they are awaited by their number, with their status")]
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -42,7 +43,7 @@ use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
 use meshwork::actors::host::patience::Spin;
 use meshwork::actors::host::reclaimer::{Heart, ReclaimReport, Reclaimer, ReclaimerOptions};
-use meshwork::actors::host::registry::PassRegistry;
+use meshwork::actors::host::registry::{PassCall, PassRegistry};
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use meshwork::protocol::pass::layout::Geometry;
 use meshwork::protocol::pass::ring::Slots;
@@ -91,6 +92,7 @@ impl Expected {
         let closure = match rng.u8(..) {
             0..=2 => "panic",
             3..=9 => "fail",
+            10..=13 => "slow",
             _ => "rotate",
         };
         let bytes = match rng.u8(0..100) {
@@ -107,7 +109,7 @@ impl Expected {
         match (self.closure, outcome) {
             ("panic", PassOutcome::Panicked(said)) => *said == text(&self.args),
             ("fail", PassOutcome::Failed(said)) => *said == text(&self.args),
-            ("rotate", PassOutcome::Returned(bytes)) => **bytes == rotated(&self.args),
+            ("rotate" | "slow", PassOutcome::Returned(bytes)) => **bytes == rotated(&self.args),
             _ => false,
         }
     }
@@ -125,13 +127,15 @@ fn text(args: &[u8]) -> String {
 fn registry() -> PassRegistry {
     let registry = PassRegistry::new();
     registry.register("rotate", |call| Ok::<_, String>(rotated(call.args))).unwrap();
-    registry.register("fail", |call| Err::<Vec<u8>, _>(text(call.args))).unwrap();
-    let panics = |call: &meshwork::actors::host::registry::PassCall<'_>| {
-        std::panic::panic_any(text(call.args));
-        #[allow(unreachable_code, reason = "says the type")]
-        Ok::<Vec<u8>, String>(vec![])
+    // Long enough for its worker to be killed or stopped within.
+    let slow = |call: &PassCall<'_>| {
+        std::thread::sleep(Duration::from_millis(2));
+        Ok::<_, String>(rotated(call.args))
     };
-    registry.register("panic", panics).unwrap();
+    registry.register("slow", slow).unwrap();
+    registry.register("fail", |call| Err::<Vec<u8>, _>(text(call.args))).unwrap();
+    let panic = |call: &PassCall<'_>| -> Result<Vec<u8>, String> { panic!("{}", text(call.args)) };
+    registry.register("panic", panic).unwrap();
     registry
 }
 
@@ -166,7 +170,7 @@ fn reclaimer(words: &[&str]) {
             return;
         }
         reclaimer.look(Clock.now(), &mut report).unwrap();
-        if round % 8 == 0 {
+        if round.is_multiple_of(8) {
             reclaimer.tend(&mut report).unwrap();
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -372,7 +376,7 @@ impl Stage {
             let seed = (self.seed ^ life << 8 ^ index as u64).to_string();
             let first = place.ledger.lock().unwrap().next_token(index).to_string();
             let name = format!("client-{index}");
-            let spin = if index % 2 == 0 { "sleep" } else { "spin" };
+            let spin = if index.is_multiple_of(2) { "sleep" } else { "spin" };
             let mut command = match role {
                 "client" => passes::command(role, &[directory, &name, &first, &seed]),
                 "worker" => passes::command(role, &[directory, spin]),

@@ -4,6 +4,7 @@
 //! A process that a test starts is the test program again, in a role that its environment names. It
 //! tells the test of its progress in lines, and is told to go on in lines; it dies with the test.
 #![allow(dead_code, reason = "each test program uses a part")]
+#![allow(clippy::zombie_processes, reason = "they are awaited by their number, with their status")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::panic::catch_unwind;
