@@ -24,5 +24,7 @@ fn main() -> ExitCode {
         Command::DemoNode(args) => demo::child::run(&args.setup),
         Command::Node(args) => cli::node::run(args),
         Command::Status(args) => cli::status::run(&args),
+        #[cfg(target_os = "linux")]
+        Command::Passes(args) => cli::passes::run(&args),
     }
 }

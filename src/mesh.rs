@@ -34,6 +34,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::builder::{MeshBuilder, StartError};
 use crate::config::{ConfigError, check_seed};
+#[cfg(target_os = "linux")]
+use crate::passes::StopWorkers;
 use crate::placement::Arbiters;
 use crate::wiring::{Wired, WiringRecord};
 
@@ -173,6 +175,8 @@ impl Mesh {
                 deque: wired.deque.clone().recipient(),
                 stealer: wired.stealer.recipient(),
                 await_idle: wired.executor.clone().recipient(),
+                #[cfg(target_os = "linux")]
+                stop_workers: wired.passes.map(|passes| passes.worker.recipient()),
                 cancel: wired.executor.recipient(),
                 leave: wired.members.clone().recipient(),
             },
@@ -460,6 +464,8 @@ struct Drain {
     deque: Recipient<CloseDeque>,
     stealer: Recipient<CloseStealer>,
     await_idle: Recipient<AwaitIdle>,
+    #[cfg(target_os = "linux")]
+    stop_workers: Option<Recipient<StopWorkers>>,
     cancel: Recipient<CancelAll>,
     leave: Recipient<Leave>,
 }
@@ -516,9 +522,16 @@ impl End {
         let claims = within(STOP_LIMIT, drain.deque.send(CloseDeque)).await.unwrap_or_default();
         let release = drain.store.release.send(Release { owner: owner.clone(), claims, to: None });
         let released = within(STOP_LIMIT, release).await.and_then(Result::ok).unwrap_or(0);
+        let begun = tokio::time::Instant::now();
         let finished = within(limit, drain.await_idle.send(AwaitIdle)).await.is_some();
         if !finished {
             within(STOP_LIMIT, drain.cancel.send(CancelAll)).await;
+        }
+        // Passes that run here, for this node's jobs or for others.
+        #[cfg(target_os = "linux")]
+        if let Some(stop_workers) = &drain.stop_workers {
+            let left = limit.saturating_sub(begun.elapsed());
+            within(left, stop_workers.send(StopWorkers)).await;
         }
         // From here no handler is polled, and nobody registers a new boot of a node that leaves.
         if let Some(at) = running.iter().position(|actor| actor.name() == "LeaseKeeper") {

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use meshwork::Passes;
 use meshwork::{Mesh, WiringRecord};
 
 #[derive(Debug)]
@@ -50,10 +53,15 @@ fn sent(cell: &str) -> BTreeSet<(String, String)> {
     pairs
 }
 
+/// Of a node that has everything.
 async fn recorded() -> WiringRecord {
-    let mesh = Mesh::builder("a").start().await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let builder = Mesh::builder("a");
+    #[cfg(target_os = "linux")]
+    let builder = builder.passes(Passes::builder(directory.path()));
+    let mesh = builder.start().await.unwrap();
     let record = mesh.wiring().clone();
-    mesh.drain(std::time::Duration::from_secs(5)).await;
+    mesh.drain(Duration::from_secs(5)).await;
     record
 }
 
@@ -65,6 +73,40 @@ async fn the_actor_table_says_what_the_wiring_does() {
     let documented: BTreeSet<&str> =
         rows.keys().map(String::as_str).filter(|name| !name.contains("Store`,")).collect();
     assert_eq!(documented, actors, "the table has every actor that is started, and no other");
+    agree(&record, &rows);
+}
+
+#[cfg(target_os = "linux")]
+#[actix::test]
+async fn the_table_holds_for_passes_without_a_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let rows = rows();
+    let passes = Passes::builder(directory.path()).start().await.unwrap();
+    let record = passes.workers().wiring().unwrap().clone();
+    passes.leave().await;
+    let mut actors: Vec<&str> = record.actors.iter().map(|a| a.name).collect();
+    actors.sort_unstable();
+    let all = ["HeartbeatWriter", "PassSubmitter", "PassWorker", "ResultCollector", "Watchdog"];
+    assert_eq!(actors, all);
+    let rows = rows.into_iter().map(|(name, mut row)| {
+        // What a node's collector does beside.
+        if name == "ResultCollector" {
+            row.sends.clear();
+        }
+        (name, row)
+    });
+    agree(&record, &rows.collect());
+
+    let workers = Passes::builder(directory.path()).start_workers().await.unwrap();
+    let record = workers.wiring().unwrap().clone();
+    workers.leave().await;
+    assert!(record.actors.iter().all(|actor| actor.name != "PassSubmitter"));
+    assert_eq!(record.edges, []);
+}
+
+/// Holds each actor that was started, and each recipient that was handed out, against its row.
+fn agree(record: &WiringRecord, rows: &BTreeMap<String, Row>) {
+    let actors: BTreeSet<&str> = record.actors.iter().map(|a| a.name).collect();
     for actor in &record.actors {
         let row = &rows[actor.name];
         assert_eq!(row.arbiter, actor.arbiter, "arbiter of {}", actor.name);

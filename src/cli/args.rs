@@ -25,7 +25,8 @@ pub(crate) const JOBS_MAX: u32 = 1_000_000;
                   meshwork                              the demo, over the files of this folder\n  \
                   meshwork demo --kill us-east-1        the same, with a node killed in mid-run\n  \
                   meshwork node --id a --db jobs.db     one node, until it is interrupted\n  \
-                  meshwork status a                     what that node sees and does",
+                  meshwork status a                     what that node sees and does\n  \
+                  meshwork passes /run/app              who works in that directory, and at what",
     infer_subcommands = false
 )]
 pub(crate) struct Cli {
@@ -41,6 +42,9 @@ pub(crate) enum Command {
     Node(NodeArgs),
     /// Show the members, the deque and the counters of a running node
     Status(StatusArgs),
+    /// Show who submits and who runs passes in a directory, and how fast
+    #[cfg(target_os = "linux")]
+    Passes(PassesArgs),
     /// A node of the demo; the demo starts it
     #[command(hide = true)]
     DemoNode(DemoNodeArgs),
@@ -238,6 +242,42 @@ pub(crate) struct StatusArgs {
     /// Print what happens on the node, one JSON object a line, until it stops
     #[arg(long, conflicts_with = "json")]
     pub(crate) watch: bool,
+}
+
+#[cfg(target_os = "linux")]
+#[derive(Args, Clone, Debug)]
+#[command(
+    long_about = "Shows the workers and clients of a directory of passes, what is under way, and how \
+                  fast it goes.\n\n\
+                  It only looks: it takes no place and no lock, and makes no file. Rates are between \
+                  two looks.",
+    after_help = "Examples:\n  \
+                  meshwork passes /run/app                 who is there, and what they do\n  \
+                  meshwork passes /run/app --watch         the same, again and again\n  \
+                  meshwork passes /run/app --watch --json  one JSON object a line, for programs"
+)]
+pub(crate) struct PassesArgs {
+    /// The directory that the processes open
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+
+    /// Go on until interrupted
+    #[arg(long)]
+    pub(crate) watch: bool,
+
+    /// Print one JSON object, on one line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Milliseconds between two looks
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 500,
+        allow_negative_numbers = true,
+        value_parser = value_parser!(u32).range(10..=60_000)
+    )]
+    pub(crate) interval: u32,
 }
 
 #[derive(Args, Clone, Debug)]

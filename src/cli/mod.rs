@@ -4,6 +4,8 @@ pub(crate) mod args;
 pub(crate) mod digest;
 pub(crate) mod ndjson;
 pub(crate) mod node;
+#[cfg(target_os = "linux")]
+pub(crate) mod passes;
 pub(crate) mod protocol;
 pub(crate) mod service;
 pub(crate) mod signals;

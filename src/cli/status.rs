@@ -77,7 +77,7 @@ async fn ask(args: &StatusArgs) -> Result<(), String> {
 }
 
 /// Prints; false when nobody reads any more.
-fn print(text: &[u8]) -> Result<bool, String> {
+pub(crate) fn print(text: &[u8]) -> Result<bool, String> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
@@ -154,13 +154,13 @@ fn table(status: &Status) -> String {
     text
 }
 
-fn new_table() -> Table {
+pub(crate) fn new_table() -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table
 }
 
-fn push(text: &mut String, table: &Table) {
+pub(crate) fn push(text: &mut String, table: &Table) {
     for line in table.lines() {
         text.push_str(line.trim_end());
         text.push('\n');

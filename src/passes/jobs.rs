@@ -14,6 +14,7 @@ use meshwork_actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork_actors::host::pass_client::{CallError, PassClient};
 use meshwork_actors::host::registry::{PassCall, PassRegistry, RegisterError};
 use meshwork_actors::work::enqueue::Job;
+use meshwork_protocol::id::JobId;
 use meshwork_protocol::job::{AttemptEnd, RetryPolicy};
 use meshwork_protocol::pass::ClosureId;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,53 @@ impl From<Ended> for AttemptEnd {
     }
 }
 
+/// Which attempt the arguments are for: the first line of what the worker is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Begun {
+    id: JobId,
+    attempt: u32,
+    max_attempts: u32,
+    token: u64,
+}
+
+impl Begun {
+    fn of(attempt: &Attempt) -> Self {
+        let job = &attempt.job;
+        let (id, max_attempts) = (job.spec.id, job.spec.max_attempts);
+        Self { id, attempt: job.attempt, max_attempts, token: job.token.0 }
+    }
+
+    /// The line, and the job's arguments after it.
+    fn with(self, arguments: &str) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec(&self).expect("numbers are JSON");
+        bytes.push(b'\n');
+        bytes.extend_from_slice(arguments.as_bytes());
+        bytes
+    }
+
+    /// What [`with`](Self::with) wrote: JSON text has no newline of its own.
+    fn read(bytes: &[u8]) -> Result<(Self, &[u8]), String> {
+        let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("no line says which job")?;
+        let begun = serde_json::from_slice(&bytes[..end]).map_err(|error| error.to_string())?;
+        Ok((begun, &bytes[end + 1..]))
+    }
+}
+
+/// What a job's handler in a worker process is given beside the job.
+#[derive(Clone, Copy, Debug)]
+pub struct JobCall<'a> {
+    /// The job's id.
+    pub id: JobId,
+    /// Which attempt this is; 1 is the first.
+    pub attempt: u32,
+    /// How many attempts the job has.
+    pub max_attempts: u32,
+    /// What to fence writes with: greater whenever the job was claimed anew, by any node.
+    pub fencing_token: u64,
+    /// The pass that carries the attempt. Its own attempt is always the first.
+    pub pass: &'a PassCall<'a>,
+}
+
 /// Registers handlers of jobs in a worker's registry.
 pub trait RegisterJob {
     /// Registers a handler for jobs of kind `J`. It runs on the worker's thread, and may block it:
@@ -67,22 +115,24 @@ pub trait RegisterJob {
     /// # Errors
     ///
     /// [`RegisterError::Taken`].
-    fn register_job<J, F>(&self, handler: F) -> Result<ClosureId, RegisterError>
-    where
-        J: Job,
-        F: Fn(J, &PassCall<'_>) -> Result<J::Output, JobError> + Send + Sync + 'static;
+    fn register_job<J: Job>(
+        &self,
+        handler: impl Fn(J, &JobCall<'_>) -> Result<J::Output, JobError> + Send + Sync + 'static,
+    ) -> Result<ClosureId, RegisterError>;
 }
 
 impl RegisterJob for PassRegistry {
-    fn register_job<J, F>(&self, handler: F) -> Result<ClosureId, RegisterError>
-    where
-        J: Job,
-        F: Fn(J, &PassCall<'_>) -> Result<J::Output, JobError> + Send + Sync + 'static,
-    {
+    fn register_job<J: Job>(
+        &self,
+        handler: impl Fn(J, &JobCall<'_>) -> Result<J::Output, JobError> + Send + Sync + 'static,
+    ) -> Result<ClosureId, RegisterError> {
         self.register(&closure_name(J::NAME), move |call| {
-            let end = match serde_json::from_slice::<J>(call.args) {
+            let (begun, arguments) = Begun::read(call.args)?;
+            let Begun { id, attempt, max_attempts, token } = begun;
+            let call = JobCall { id, attempt, max_attempts, fencing_token: token, pass: call };
+            let end = match serde_json::from_slice::<J>(arguments) {
                 Err(error) => AttemptEnd::BadArguments(error.to_string()),
-                Ok(job) => match handler(job, call) {
+                Ok(job) => match handler(job, &call) {
                     Err(error) => error.into_end(),
                     Ok(output) => match serde_json::to_string(&output) {
                         Ok(json) => AttemptEnd::Succeeded(Arc::from(json)),
@@ -121,7 +171,7 @@ impl Runner for WorkerRunner {
         // The attempt's time-out drops the future; the worker that still runs it is killed then.
         let limit = self.options.limit();
         Box::pin(async move {
-            let arguments = attempt.job.spec.arguments.as_bytes();
+            let arguments = Begun::of(&attempt).with(&attempt.job.spec.arguments);
             let mut pass = Pass::new(closure, arguments).attempts(1);
             if let Some(limit) = limit {
                 pass = pass.deadline(limit);
@@ -166,4 +216,20 @@ fn ended(outcome: PassOutcome<'_>) -> AttemptEnd {
 
 fn retry(error: impl fmt::Display) -> AttemptEnd {
     AttemptEnd::Retry { error: error.to_string(), after: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_reads_which_attempt_it_runs() {
+        let begun =
+            Begun { id: JobId::from_bytes([7; 16]), attempt: 2, max_attempts: 5, token: 11 };
+        let bytes = begun.with(r#"{"text":"a\nb"}"#);
+        let (read, arguments) = Begun::read(&bytes).unwrap();
+        assert_eq!((read, arguments), (begun, br#"{"text":"a\nb"}"#.as_slice()));
+        assert_eq!(Begun::read(b"{}"), Err("no line says which job".into()));
+        assert!(Begun::read(b"{}\n{}").unwrap_err().starts_with("missing field `id`"));
+    }
 }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use futures_util::Stream;
 use meshwork_actors::start::{Deaths, Running};
 use tokio::sync::{Mutex, mpsc, watch};
 
@@ -35,23 +36,32 @@ pub use meshwork_actors::host::pass::{Completion, Pass, PassError, PassOutcome, 
 pub use meshwork_actors::host::pass_client::{CallError, ClientOptions, PassClient};
 pub use meshwork_actors::host::pass_host::{JoinError, PassHost};
 pub use meshwork_actors::host::pass_submitter::{PassSubmitter, Submit, SubmitBatch};
-pub use meshwork_actors::host::pass_worker::{AddWorkers, PassWorker, RegisterPass};
+pub use meshwork_actors::host::pass_worker::{AddWorkers, PassWorker, RegisterPass, StopWorkers};
 pub use meshwork_actors::host::patience::Spin;
 pub use meshwork_actors::host::reclaimer::{ReclaimReport, ReclaimerOptions, WorkerSeen};
 pub use meshwork_actors::host::registry::{
     PassCall, PassRegistry, PassReply, RegisterError, Registered,
 };
-pub use meshwork_actors::host::watchdog::{PassEvent, ScanNow, WatchPasses, Watchdog};
+pub use meshwork_actors::host::snapshot::{
+    ClientSnapshot, InFlight, PassCounters, PassRates, PassSnapshot, Presence, RunningPass,
+    WorkerSnapshot,
+};
+pub use meshwork_actors::host::watchdog::{
+    FollowPasses, PassEvent, ScanError, ScanNow, WatchPasses, Watchdog,
+};
 pub use meshwork_actors::host::worker_thread::{WorkerOptions, WorkerThread};
 pub use meshwork_protocol::pass::layout::Geometry;
 pub use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, Priority, WorkerIndex};
 
-pub use jobs::RegisterJob;
 pub(crate) use jobs::WorkerRunner;
+pub use jobs::{JobCall, RegisterJob};
 pub use worker::worker_main;
 
 use crate::placement::{Arbiters, Placement};
 use crate::wiring::{PassParts, WiredPasses, WiringRecord, wire_passes};
+
+/// Events that wait for a reader of [`Passes::events`].
+const EVENTS_WAITING: usize = 256;
 
 /// Why passes did not start. Nothing of them is left running.
 #[derive(Debug, thiserror::Error)]
@@ -257,14 +267,23 @@ impl PassWorkers {
         &self.0.registry
     }
 
-    /// Takes [`RegisterPass`] and [`AddWorkers`].
+    /// Takes [`RegisterPass`], [`AddWorkers`] and [`StopWorkers`].
     pub fn address(&self) -> &Addr<PassWorker> {
         &self.0.worker
     }
 
-    /// Takes [`WatchPasses`] and [`ScanNow`].
+    /// Takes [`WatchPasses`], [`FollowPasses`] and [`ScanNow`].
     pub fn watchdog(&self) -> &Addr<Watchdog> {
         &self.0.watchdog
+    }
+
+    /// What happens to the workers and passes of the directory: the workers that are there first,
+    /// then each event. A reader that lets 256 wait misses those that follow. Ends with the
+    /// watchdog.
+    pub fn events(&self) -> impl Stream<Item = PassEvent> + Send + Unpin + use<> {
+        let (sender, mut receiver) = mpsc::channel(EVENTS_WAITING);
+        self.0.watchdog.do_send(FollowPasses(sender));
+        futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx))
     }
 
     /// What the actors are and who knows whom; `None` where a node has them.
@@ -272,11 +291,14 @@ impl PassWorkers {
         self.0.own.as_ref().map(|own| &own.record)
     }
 
-    /// Leaves: workers end after the pass that each runs, and the actors stop. Passes that were
-    /// submitted run on in other processes. Of a node's passes, nothing: they end with the node.
+    /// Leaves: waits until each worker has ended the pass that it runs, and stops the actors. Passes
+    /// that were submitted run on in other processes. Of a node's passes, nothing: they end with the
+    /// node.
     pub async fn leave(&self) {
         let Some(own) = &self.0.own else { return };
         let Some((running, deaths, arbiters)) = own.running.lock().await.take() else { return };
+        // Before the hearts stop. An error is an actor that has ended already.
+        let _ = self.0.worker.send(StopWorkers).await;
         deaths.expect();
         for actor in running.into_iter().rev() {
             actor.stop().await;
@@ -341,7 +363,12 @@ impl Passes {
         &self.workers
     }
 
-    /// As [`PassWorkers::leave`].
+    /// As [`PassWorkers::events`].
+    pub fn events(&self) -> impl Stream<Item = PassEvent> + Send + Unpin + use<> {
+        self.workers.events()
+    }
+
+    /// As [`PassWorkers::leave`]. The place as a client is given up with the last handle.
     pub async fn leave(&self) {
         self.workers.leave().await;
     }

@@ -12,7 +12,7 @@ const USAGE: &str = "\
 usage: PROGRAM DIRECTORY [--workers N] [--name NAME]
 
 Runs passes of the directory in N worker threads (default 1) until SIGTERM or SIGINT; then each ends
-the pass that it runs.";
+the pass that it runs. A second signal stops them at once.";
 
 /// What a worker process was told on its command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,8 @@ enum Told {
 
 /// The main function of a worker process: takes the directory and the number of threads from the
 /// command line, runs passes to the closures of `registry`, and recovers what other processes leave
-/// when they die. Returns after SIGTERM or SIGINT, or with an error on stderr.
+/// when they die. Returns after SIGTERM or SIGINT, when each worker has ended the pass that it runs, or
+/// with an error on stderr.
 ///
 /// ```no_run
 /// # use meshwork::passes::PassRegistry;
@@ -73,7 +74,12 @@ async fn run(builder: PassesBuilder) -> Result<(), Box<dyn std::error::Error>> {
         _ = interrupt.recv() => None,
         failed = passes.failed() => failed,
     };
-    passes.leave().await;
+    tokio::select! {
+        () = passes.leave() => {}
+        // Whoever asks twice does not want to wait for what runs; others run it again.
+        _ = terminate.recv() => return Err("stopped while passes were running".into()),
+        _ = interrupt.recv() => return Err("stopped while passes were running".into()),
+    }
     failed.map_or(Ok(()), |why| Err(why.into()))
 }
 

@@ -97,6 +97,14 @@ pub enum OpenError {
     /// Too many are open in this process.
     #[error("{LOCK_FILES_MAX} pass directories are open in this process already")]
     TooMany,
+    /// There are no passes to look at.
+    #[error("no passes at {}: {missing}", path.display())]
+    Nothing {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// What is not there, and what to do.
+        missing: &'static str,
+    },
 }
 
 impl OpenError {
@@ -210,6 +218,29 @@ impl LockFile {
         Ok(Arc::new(Self { file, held: Mutex::default(), mark: ProcessMark::here() }))
     }
 
+    /// Opens a lock file that is there, to look at and not to lock.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`].
+    pub fn look(path: &Path) -> Result<Self, OpenError> {
+        let file = File::open(path).map_err(io_error("open", path))?;
+        Ok(Self { file, held: Mutex::default(), mark: ProcessMark::here() })
+    }
+
+    /// Whether anyone holds a byte, this file included. Takes nothing, so nobody is held up.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn is_held(&self, byte: u64) -> io::Result<bool> {
+        if self.held.lock().unwrap_or_else(PoisonError::into_inner).contains(&byte) {
+            return Ok(true);
+        }
+        let found = self.fcntl(libc::F_OFD_GETLK, byte, libc::F_WRLCK)?;
+        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+    }
+
     /// Takes a byte, if nobody has it. `None` if this file has it already, or another does; in a
     /// forked child always.
     ///
@@ -237,6 +268,11 @@ impl LockFile {
     }
 
     fn set(&self, byte: u64, kind: i32) -> io::Result<()> {
+        self.fcntl(libc::F_OFD_SETLK, byte, kind).map(drop)
+    }
+
+    /// One of the calls on open-file-description locks, for one byte: what the kernel made of it.
+    fn fcntl(&self, command: i32, byte: u64, kind: i32) -> io::Result<libc::flock> {
         // SAFETY: a `flock` is plain numbers, for which zero is a value.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = kind as i16;
@@ -244,8 +280,8 @@ impl LockFile {
         lock.l_start = byte as i64;
         lock.l_len = 1;
         // SAFETY: the descriptor is open, and the lock outlives the call.
-        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } {
-            0 => Ok(()),
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw mut lock) } {
+            0 => Ok(lock),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -307,14 +343,42 @@ impl MappedFile {
         {
             return Err(OpenError::Geometry { path, found: header.geometry, asked });
         }
+        let mapped = Self::map(path, file, header, layout)?;
+        // Only spares the first touch of each page; a kernel without it touches them later.
+        let _ = mapped.map.advise_range(Advice::PopulateWrite, 0, layout.fixed_bytes);
+        Ok(mapped)
+    }
+
+    /// Opens a pass file that is there, to look at: makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`], [`OpenError::Nothing`] among them.
+    pub fn look(directory: &Path) -> Result<Self, OpenError> {
+        let nothing = |missing| OpenError::Nothing { path: directory.to_owned(), missing };
+        let path = directory.join(FILE_NAME);
+        let Some((file, header, layout)) = read(&path)? else {
+            return Err(nothing(match fs::metadata(directory) {
+                Ok(_) => "no process has opened the directory for passes yet",
+                Err(_) => "there is no such directory; name the one that the processes open",
+            }));
+        };
+        if header.boot_id != boot_id()? {
+            return Err(nothing(
+                "they ended with the last boot of this machine, and begin again when a process \
+                 opens the directory",
+            ));
+        }
+        Self::map(path, file, header, layout)
+    }
+
+    fn map(path: PathBuf, file: File, header: Header, layout: Layout) -> Result<Self, OpenError> {
         let map = MmapOptions::new()
             .len(layout.file_bytes)
             .map_raw(&file)
             .map_err(io_error("map", &path))?;
         // A child would otherwise hold what its dead parent's successor writes.
         map.advise(Advice::DontFork).map_err(io_error("advise on", &path))?;
-        // Only spares the first touch of each page; a kernel without it touches them later.
-        let _ = map.advise_range(Advice::PopulateWrite, 0, layout.fixed_bytes);
         Ok(Self { map, file, path, header, layout, mark: ProcessMark::here() })
     }
 

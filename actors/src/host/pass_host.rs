@@ -17,12 +17,13 @@ use meshwork_protocol::pass::{ClientIndex, WorkerIndex};
 use super::mapped_file::{ByteLock, LOCK_NAME, LockFile, MappedFile, OpenError, prepare_directory};
 use super::pass_ring::{Holder, PassRing, SlotRange, WorkerRow, WorkerSeat};
 use super::process::ProcessIdentity;
+use super::snapshot::PassSnapshot;
 use crate::clock::Clock;
 
 /// Where the workers' bytes begin in the lock file.
-const WORKER_BYTES: u64 = 0;
+pub(super) const WORKER_BYTES: u64 = 0;
 /// Where the clients' begin.
-const CLIENT_BYTES: u64 = 1 << 20;
+pub(super) const CLIENT_BYTES: u64 = 1 << 20;
 
 /// How long a client waits for a watchdog that looks at what its predecessor left. That takes
 /// microseconds, unless the watchdog is stopped in the middle.
@@ -91,6 +92,32 @@ impl PassHost {
     /// A host over a ring and its locks.
     pub fn over(ring: PassRing, locks: Arc<LockFile>) -> Arc<Self> {
         Arc::new(Self { ring: Arc::new(ring), locks, process: ProcessIdentity::this() })
+    }
+
+    /// Looks at the passes of a directory without joining them: makes nothing, locks nothing, writes
+    /// nothing, and so disturbs nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`]; [`OpenError::Nothing`] where there is nothing to look at.
+    pub fn look(directory: &Path) -> Result<PassSnapshot, OpenError> {
+        let ring = PassRing::mapped(MappedFile::look(directory)?);
+        let path = directory.join(LOCK_NAME);
+        let locks = LockFile::look(&path)?;
+        PassSnapshot::take(&ring, &locks).map_err(|source| OpenError::Io {
+            doing: "look at the locks of",
+            path,
+            source,
+        })
+    }
+
+    /// What is there now, as [`look`](Self::look) sees it.
+    ///
+    /// # Errors
+    ///
+    /// The lock file cannot be used.
+    pub fn snapshot(&self) -> io::Result<PassSnapshot> {
+        PassSnapshot::take(&self.ring, &self.locks)
     }
 
     /// The memory.
@@ -233,6 +260,7 @@ impl PassHost {
                 }
                 row.name.write(name);
                 row.left_us().store(0, Relaxed);
+                row.collected().store(0, Relaxed);
                 row.sleeping().store(0, Relaxed);
                 self.take_row(&row.holder);
                 self.ring.beats()[self.client_beat(index)].store(FIRST_BEAT, Release);

@@ -1,7 +1,7 @@
 //! `PassWorker`: the workers of this process.
 //!
-//! Owns the worker threads and the registry of their closures. Receives [`RegisterPass`] and
-//! [`AddWorkers`]. On death the node stops; the threads end after the pass that each runs.
+//! Owns the worker threads and the registry of their closures. Receives [`RegisterPass`],
+//! [`AddWorkers`] and [`StopWorkers`]. On death the node stops; the threads end after the pass that each runs.
 
 use std::sync::Arc;
 
@@ -26,6 +26,11 @@ pub struct RegisterPass {
 #[derive(Message)]
 #[rtype(result = "Result<Vec<WorkerIndex>, JoinError>")]
 pub struct AddWorkers(pub usize);
+
+/// Tell every worker to end after the pass that it runs. Answered when all have.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct StopWorkers;
 
 /// The actor.
 pub struct PassWorker {
@@ -86,5 +91,21 @@ impl Handler<AddWorkers> for PassWorker {
         let indices = added.iter().map(WorkerThread::index).collect();
         self.threads.extend(added);
         Ok(indices)
+    }
+}
+
+impl Handler<StopWorkers> for PassWorker {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: StopWorkers, _: &mut Context<Self>) -> Self::Result {
+        let threads = std::mem::take(&mut self.threads);
+        threads.iter().for_each(WorkerThread::stop);
+        Box::pin(async move {
+            let joined =
+                tokio::task::spawn_blocking(|| threads.into_iter().for_each(WorkerThread::join));
+            if let Err(error) = joined.await {
+                tracing::error!(%error, "the workers cannot be waited for");
+            }
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! `Watchdog`: finds dead workers and clients, and takes over what they left.
 //!
 //! Owns one observer's view of the heartbeat table, and a descriptor of each process that has
-//! workers. Receives [`ScanNow`], [`WatchPasses`], its timer, the ends of processes. Sends
-//! [`PassEvent`]s to whoever watches. On death the node stops; any other watchdog of the directory
+//! workers. Receives [`ScanNow`], [`WatchPasses`], [`FollowPasses`], its timer, the ends of processes.
+//! Sends [`PassEvent`]s to whoever watches. On death the node stops; any other watchdog of the directory
 //! does the same work.
 //!
 //! The end of a process is known at once from its descriptor, where it is of this namespace of
@@ -16,6 +16,8 @@ use std::time::Duration;
 use actix::prelude::*;
 use meshwork_protocol::pass::PassId;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::pass_host::PassHost;
 use super::process::ProcessIdentity;
@@ -54,6 +56,31 @@ pub enum PassEvent {
 #[rtype(result = "()")]
 pub struct WatchPasses(pub Recipient<PassEvent>);
 
+/// As [`WatchPasses`], into a channel.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct FollowPasses(pub mpsc::Sender<PassEvent>);
+
+/// Who is told.
+enum Watcher {
+    Actor(Recipient<PassEvent>),
+    Channel(mpsc::Sender<PassEvent>),
+}
+
+impl Watcher {
+    /// Whether it is still there. One that has no room misses the event.
+    fn tell(&self, event: PassEvent) -> bool {
+        match self {
+            Self::Actor(recipient) => {
+                !matches!(recipient.try_send(event), Err(SendError::Closed(_)))
+            }
+            Self::Channel(sender) => {
+                !matches!(sender.try_send(event), Err(TrySendError::Closed(_)))
+            }
+        }
+    }
+}
+
 /// Look at everything now.
 #[derive(Message)]
 #[rtype(result = "Result<ReclaimReport, ScanError>")]
@@ -74,7 +101,7 @@ pub struct Watchdog {
     host: Arc<PassHost>,
     reclaimer: Reclaimer,
     watched: HashMap<ProcessIdentity, SpawnHandle>,
-    watchers: Vec<Recipient<PassEvent>>,
+    watchers: Vec<Watcher>,
 }
 
 impl Watchdog {
@@ -121,11 +148,16 @@ impl Watchdog {
             .chain(report.poisoned.iter().copied().map(PassEvent::PassPoisoned));
         for event in events {
             tracing::debug!(?event, "passes");
-            self.watchers.retain(|watcher| {
-                // A full mailbox misses it; a closed one is forgotten.
-                !matches!(watcher.try_send(event.clone()), Err(SendError::Closed(_)))
-            });
+            self.watchers.retain(|watcher| watcher.tell(event.clone()));
         }
+    }
+
+    fn add(&mut self, watcher: Watcher) {
+        for worker in self.reclaimer.workers() {
+            // A watcher that has no room for what is there gets what comes.
+            watcher.tell(PassEvent::WorkerJoined(worker.clone()));
+        }
+        self.watchers.push(watcher);
     }
 
     /// Waits for the end of a process, to look at its workers' locks at once.
@@ -203,10 +235,14 @@ impl Handler<WatchPasses> for Watchdog {
     type Result = ();
 
     fn handle(&mut self, WatchPasses(watcher): WatchPasses, _: &mut Self::Context) {
-        for worker in self.reclaimer.workers() {
-            // A watcher that has no room for what is there gets what comes.
-            let _ = watcher.try_send(PassEvent::WorkerJoined(worker.clone()));
-        }
-        self.watchers.push(watcher);
+        self.add(Watcher::Actor(watcher));
+    }
+}
+
+impl Handler<FollowPasses> for Watchdog {
+    type Result = ();
+
+    fn handle(&mut self, FollowPasses(watcher): FollowPasses, _: &mut Self::Context) {
+        self.add(Watcher::Channel(watcher));
     }
 }

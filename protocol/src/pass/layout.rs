@@ -8,6 +8,7 @@
 
 use super::frame::{INLINE_BYTES, PAYLOAD_BYTES_LIMIT};
 use super::{SLOTS_MAX, WORKERS_MAX};
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The first eight bytes of a finished file. They are written last.
@@ -196,7 +197,7 @@ const _: () = {
 };
 
 /// What a file is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Geometry {
     /// Clients that can be there at once: 1 to 256.
     pub clients: u32,
