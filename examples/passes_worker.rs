@@ -19,7 +19,8 @@ fn count_primes(call: &PassCall<'_>) -> Result<[u8; 8], String> {
     let (Some(first), Some(end)) = (number(0), number(8)) else {
         return Err("the arguments are two numbers of eight bytes".into());
     };
-    let is_prime = |n: &u64| *n > 1 && (2..).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+    let is_prime =
+        |n: &u64| *n > 1 && (2..).take_while(|d| d * d <= *n).all(|d| !n.is_multiple_of(d));
     Ok(((first..end).filter(is_prime).count() as u64).to_le_bytes())
 }
 

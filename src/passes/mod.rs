@@ -182,11 +182,9 @@ impl PassesBuilder {
     ///
     /// [`PassesError`]; nothing is left running.
     pub async fn start(self) -> Result<Passes, PassesError> {
-        let (client, submitter, workers) = self.start_as(true)?;
-        match (client, submitter) {
-            (Some(client), Some(submitter)) => Ok(Passes::new(client, submitter, workers)),
-            _ => unreachable!("whoever submits has a client"),
-        }
+        let (submitting, workers) = self.start_as(true)?;
+        let (client, submitter) = submitting.expect("whoever submits has a client");
+        Ok(Passes::new(client, submitter, workers))
     }
 
     /// Starts workers alone on the present `System`: this process takes no place as a client.
@@ -195,13 +193,10 @@ impl PassesBuilder {
     ///
     /// [`PassesError`]; nothing is left running.
     pub async fn start_workers(self) -> Result<PassWorkers, PassesError> {
-        self.start_as(false).map(|(_, _, workers)| workers)
+        self.start_as(false).map(|(_, workers)| workers)
     }
 
-    fn start_as(
-        self,
-        submits: bool,
-    ) -> Result<(Option<PassClient>, Option<Addr<PassSubmitter>>, PassWorkers), PassesError> {
+    fn start_as(self, submits: bool) -> Result<(Option<Submitting>, PassWorkers), PassesError> {
         System::try_current().ok_or(PassesError::NoSystem)?;
         let (parts, placement) = self.join(submits)?;
         let arbiters = Arbiters::of_passes(&placement).map_err(PassesError::Arbiter)?;
@@ -213,9 +208,12 @@ impl PassesBuilder {
         let own = Own { running: Mutex::new(Some((running, deaths, arbiters))), stopped, record };
         let WiredPasses { submitter, worker, watchdog } = wired;
         let workers = PassWorkers(Arc::new(Inner { registry, worker, watchdog, own: Some(own) }));
-        Ok((client, submitter, workers))
+        Ok((client.zip(submitter), workers))
     }
 }
+
+/// The two ways to submit: without a mailbox, and by one.
+type Submitting = (PassClient, Addr<PassSubmitter>);
 
 /// The first actor that ends by itself ends them all.
 async fn watch_deaths(

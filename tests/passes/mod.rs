@@ -31,9 +31,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A name and what is done under it.
 pub(crate) type Named<F> = (&'static str, F);
 
+/// What a process of a test does, with its arguments.
+type Role = fn(&[&str]);
+
 /// The main function of a test program: plays the role that the environment names, or runs the tests
 /// whose names hold one of the arguments, and prints what the standard harness would.
-pub(crate) fn main(tests: &[Named<fn()>], roles: &[Named<fn(&[&str])>]) -> ExitCode {
+pub(crate) fn main(tests: &[Named<fn()>], roles: &[Named<Role>]) -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
         set_pdeathsig(Signal::SIGKILL).expect("the kernel ends a process with its parent");
         let mut words = role.split('\n');

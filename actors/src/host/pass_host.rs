@@ -67,6 +67,27 @@ impl JoinError {
     }
 }
 
+/// Whose range a new client takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// That of a dead client of its name, whose replies it adopts.
+    Namesake,
+    /// One with nothing in it.
+    Clean,
+    /// That of any dead client.
+    Stranger,
+}
+
+impl Choice {
+    fn takes(self, has_leftovers: bool, is_namesake: impl Fn() -> bool) -> bool {
+        match self {
+            Self::Namesake => has_leftovers && is_namesake(),
+            Self::Clean => !has_leftovers,
+            Self::Stranger => true,
+        }
+    }
+}
+
 /// The passes of a directory, open in this process.
 #[derive(Debug)]
 pub struct PassHost {
@@ -229,18 +250,13 @@ impl PassHost {
             return Err(JoinError::Forked);
         }
         let rows = self.ring.layout().geometry.clients;
-        let is_successor = |has_leftovers, is_name| has_leftovers && is_name;
-        let is_clean = |has_leftovers: bool, _| !has_leftovers;
-        let is_any = |_, _| true;
-        let ways: [(fn(bool, bool) -> bool, bool); 3] =
-            [(is_successor, true), (is_clean, true), (is_any, false)];
-        for (wanted, adopts) in ways {
+        for choice in [Choice::Namesake, Choice::Clean, Choice::Stranger] {
             for index in 0..rows as u16 {
                 let index = ClientIndex(index);
                 let row = self.ring.client(index);
                 let is_wanted = || {
                     let has_leftovers = row.holder.epoch.load(Acquire) % 2 == 1;
-                    wanted(has_leftovers, row.name.read() == name)
+                    choice.takes(has_leftovers, || row.name.read() == name)
                 };
                 if !is_wanted() {
                     continue;
@@ -254,7 +270,7 @@ impl PassHost {
                     continue;
                 }
                 self.ring.board().rehint(self.ring.range(index));
-                if !adopts {
+                if choice == Choice::Stranger {
                     // Before the row has the name: a later client of it must not adopt them.
                     self.ring.disown(index);
                 }

@@ -12,7 +12,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::sync::oneshot;
 
 use super::pass::{Completion, Pass, SubmitError};
-use super::pass_client::PassClient;
+use super::pass_client::{PassClient, Reserved};
 use crate::work::pass_awaits::{ExpectPass, ExpectPasses, ForgetPasses};
 
 /// Submit a pass. Answered when it has ended; `Busy` at once while all slots are in use.
@@ -68,7 +68,7 @@ impl PassSubmitter {
     ) -> Result<oneshot::Receiver<Vec<Completion<'static>>>, SubmitError> {
         let reserved = passes.iter().map(|pass| self.client.reserve(pass));
         let reserved = reserved.collect::<Result<Vec<_>, _>>()?;
-        let ids: Vec<_> = reserved.iter().map(|reserved| reserved.pass()).collect();
+        let ids: Vec<_> = reserved.iter().map(Reserved::pass).collect();
         for (reserved, pass) in reserved.iter().zip(passes) {
             reserved.make_room(pass)?;
         }
