@@ -3,6 +3,8 @@
 //! `cargo bench --bench passes [-- --json]`. Progress goes to stderr, the table to stdout; with
 //! `--json` the last line of stdout is one object. Workers are processes: this program, run again.
 
+#[path = "passes/actors.rs"]
+mod actors;
 #[path = "passes/copy.rs"]
 mod copy;
 #[path = "passes/failover.rs"]
@@ -19,6 +21,7 @@ use std::time::Duration;
 use meshwork::actors::host::patience::Spin;
 use serde::Serialize;
 
+use self::actors::Actors;
 use self::floors::Floors;
 use self::latency::Bench;
 
@@ -42,9 +45,8 @@ struct Report {
     idle_cpu_percent: f64,
     scan_8_ns: f64,
     scan_64_ns: f64,
-    /// `null` until there are actors to measure.
-    actor_submit_over_floor: Option<f64>,
-    actor_batch_per_s: Option<f64>,
+    actor_submit_over_floor: f64,
+    actor_batch_per_s: f64,
     failover_ms: f64,
     copy_ratio_64k: f64,
 }
@@ -53,6 +55,8 @@ struct Report {
 struct Beside {
     floors: Floors,
     failovers: usize,
+    actor_floor_ns: f64,
+    actor_submit_ns: f64,
     copies_per_s: f64,
     passes_64k_per_s: f64,
 }
@@ -91,6 +95,7 @@ fn measure() -> (Report, Beside) {
     eprintln!("idle worker");
     let idle_cpu_percent = latency::idle_cpu_percent();
     let scans = rounds("watchdog scans", |_| (latency::scan_ns(8), latency::scan_ns(64)));
+    let actors = rounds("through the actors", |_| Actors::measure());
     eprintln!("failover");
     let failovers = failover::times_ms();
     let copies = rounds("64 KiB", copy::rates_per_s);
@@ -106,14 +111,16 @@ fn measure() -> (Report, Beside) {
         idle_cpu_percent,
         scan_8_ns: median(scans.iter().map(|times| times.0)),
         scan_64_ns: median(scans.iter().map(|times| times.1)),
-        actor_submit_over_floor: None,
-        actor_batch_per_s: None,
+        actor_submit_over_floor: median(actors.iter().map(|a| a.submit_ns / a.floor_ns)),
+        actor_batch_per_s: median(actors.iter().map(|a| a.batch_per_s)),
         failover_ms: median(failovers.iter().copied()),
         copy_ratio_64k: median(copies.iter().map(|rates| rates.passes / rates.raw)),
     };
     let beside = Beside {
         floors,
         failovers: failovers.len(),
+        actor_floor_ns: median(actors.iter().map(|a| a.floor_ns)),
+        actor_submit_ns: median(actors.iter().map(|a| a.submit_ns)),
         copies_per_s: median(copies.iter().map(|rates| rates.raw)),
         passes_64k_per_s: median(copies.iter().map(|rates| rates.passes)),
     };
@@ -176,22 +183,16 @@ fn print(report: &Report, beside: &Beside) {
         report.scan_64_ns
     );
     println!("through the actors");
+    println!("  an echo and a wake         {:.0} ns", beside.actor_floor_ns);
     println!(
-        "  one at a time              {} (at most 3 x the floor)",
-        maybe(report.actor_submit_over_floor)
+        "  one at a time              {:.0} ns: {:.2} x (at most 3)",
+        beside.actor_submit_ns, report.actor_submit_over_floor
     );
-    println!(
-        "  batches of 64              {} passes/s (at least 2000000)",
-        maybe(report.actor_batch_per_s)
-    );
+    println!("  batches of 64              {:.2} M/s (at least 2)", report.actor_batch_per_s / 1e6);
     println!("kill -9 of a worker, {} times", beside.failovers);
     println!("  its pass runs elsewhere    {:.2} ms (median, at most 5)", report.failover_ms);
     println!("64 KiB of arguments, {} in flight", copy::DEPTH);
     println!("  raw copy                   {:.0} /s", beside.copies_per_s);
     println!("  passes                     {:.0} /s", beside.passes_64k_per_s);
     println!("  ratio                      {:.2} (at least 0.5)", report.copy_ratio_64k);
-}
-
-fn maybe(figure: Option<f64>) -> String {
-    figure.map_or_else(|| "not measured".to_owned(), |figure| format!("{figure:.2}"))
 }

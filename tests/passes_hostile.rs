@@ -16,6 +16,7 @@ use meshwork::actors::clock::Clock;
 use meshwork::actors::host::pass::{Completion, Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
+use meshwork::actors::host::patience::Spin;
 use meshwork::actors::host::reclaimer::{Heart, ReclaimReport, Reclaimer, ReclaimerOptions};
 use meshwork::actors::host::registry::{PassCall, PassRegistry};
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         ("a_long_pass_is_not_called_dead", long_pass),
         ("a_hung_closures_process_is_killed_and_its_pass_runs_elsewhere", hung_closure),
         ("two_hundred_workers_that_died_leave_their_rows_free", dead_idle_workers),
+        ("a_burial_wakes_each_sleeper_once_at_most", bounded_wakes),
         ("a_panic_is_a_result_and_the_worker_lives_on", panicking_closure),
         ("a_closure_registers_a_closure", closure_that_registers),
         ("a_worker_takes_only_what_it_has_a_closure_for", different_registries),
@@ -593,6 +595,27 @@ fn dead_idle_workers() {
         worker.kill();
     }
     tend_until(&host, "63 rows are free", || (1..64).all(|row| row_is_free(&host, row)));
+}
+
+fn bounded_wakes() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let options = WorkerOptions { spin: Spin::Never, ..WorkerOptions::default() };
+    let _workers: Vec<_> = (0..60)
+        .map(|_| WorkerThread::spawn(&host, PassRegistry::new(), &options).unwrap())
+        .collect();
+    let wakes = || -> u64 {
+        let rows = host.ring().workers().iter();
+        rows.map(|row| u64::from(row.wake_word().load(SeqCst))).sum()
+    };
+    for _ in 0..20 {
+        let row = WorkerIndex(63);
+        let lock = host.lock_worker(row).unwrap().unwrap();
+        let before = wakes();
+        host.bury_worker(row, &lock);
+        let woken = wakes() - before;
+        assert!(woken <= 64, "{woken} wakes of 60 workers");
+    }
 }
 
 fn panicking_closure() {

@@ -211,8 +211,11 @@ impl PassHost {
         let header = self.ring.header();
         header.requeued.fetch_add(recovered.requeued.len() as u64, AcqRel);
         header.poisoned.fetch_add(recovered.poisoned.len() as u64, AcqRel);
-        // A sleeper that died may have taken a wake with it, and what waits again is for anyone.
-        while self.ring.wake_worker(|_| true) {}
+        // A sleeper that died may have taken a wake with it, and what waits again is for anyone. Each
+        // row once: whoever is woken and finds nothing falls asleep again, and would be woken for ever.
+        for row in 0..self.ring.layout().geometry.workers as u16 {
+            self.ring.wake_worker(|sleeper| sleeper == WorkerIndex(row));
+        }
         self.clear_worker(worker, row);
         recovered
     }
