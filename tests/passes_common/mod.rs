@@ -9,13 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Builds an example, in the profile of this test, and says where it is: cargo does so by itself
 /// only when all tests are asked for.
-pub fn example(name: &str) -> PathBuf {
+pub(crate) fn example(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--example", name]);
     build.current_dir(env!("CARGO_MANIFEST_DIR"));
-    if cfg!(feature = "cli") {
-        build.arg("--all-features");
-    }
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
@@ -27,31 +24,31 @@ pub fn example(name: &str) -> PathBuf {
 }
 
 /// A process whose output is read; killed with the test, whatever happens.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Process {
-    pub fn start(program: &Path, args: &[&str]) -> Self {
+    pub(crate) fn start(program: &Path, args: &[&str]) -> Self {
         let mut child = Command::new(program).args(args).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Self { child, stdout }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The next line; panics at the end of the output.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it says more");
         line.trim_end().into()
     }
 
     /// Reads until each of these lines was said, in whatever order.
-    pub fn says(&mut self, lines: &[&str]) {
+    pub(crate) fn says(&mut self, lines: &[&str]) {
         let mut missing = lines.to_vec();
         while !missing.is_empty() {
             let line = self.line();
@@ -59,12 +56,12 @@ impl Process {
         }
     }
 
-    pub fn send(&self, signal: Signal) {
+    pub(crate) fn send(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Awaits its end: how it ended, and what else it said.
-    pub fn ended(&mut self) -> (ExitStatus, String) {
+    pub(crate) fn ended(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
         (self.child.wait().unwrap(), rest)

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 
 /// Returns the square, and who computed it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Square(pub u64);
+pub(crate) struct Square(pub(crate) u64);
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Squared {
-    pub square: u64,
-    pub pid: u32,
+pub(crate) struct Squared {
+    pub(crate) square: u64,
+    pub(crate) pid: u32,
 }
 
 impl Job for Square {
@@ -20,8 +20,8 @@ impl Job for Square {
 
 /// Aborts its process in so many first attempts; returns which attempt went well.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Abort {
-    pub times: u32,
+pub(crate) struct Abort {
+    pub(crate) times: u32,
 }
 
 impl Job for Abort {
@@ -31,7 +31,7 @@ impl Job for Abort {
 
 /// Never ends in its first attempt; then says which process ran it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Hang;
+pub(crate) struct Hang;
 
 impl Job for Hang {
     const NAME: &'static str = "hang";
@@ -40,7 +40,7 @@ impl Job for Hang {
 
 /// Panics.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Panics;
+pub(crate) struct Panics;
 
 impl Job for Panics {
     const NAME: &'static str = "panics";
@@ -49,7 +49,7 @@ impl Job for Panics {
 
 /// Fails in its first attempt with an error that asks for another, and then for good.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Fails;
+pub(crate) struct Fails;
 
 impl Job for Fails {
     const NAME: &'static str = "fails";
@@ -58,8 +58,8 @@ impl Job for Fails {
 
 /// Returns so many bytes.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Fill {
-    pub bytes: usize,
+pub(crate) struct Fill {
+    pub(crate) bytes: usize,
 }
 
 impl Job for Fill {
