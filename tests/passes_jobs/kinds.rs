@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Returns the square, and who computed it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Square(pub(crate) u64);
+pub(crate) struct Square(pub u64);
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Squared {
