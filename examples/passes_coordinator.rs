@@ -34,8 +34,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     actix::spawn(async move {
         while let Some(event) = events.next().await {
             match event {
-                PassEvent::WorkerJoined(it) => println!("{} joined", it.name),
-                PassEvent::WorkerLost(it) => println!("{} is gone", it.name),
+                PassEvent::WorkerJoined(it) => println!("{} ({}) joined", it.name, it.process.pid),
+                PassEvent::WorkerLost(it) => println!("{} ({}) is gone", it.name, it.process.pid),
                 PassEvent::PassReclaimed(pass) => println!("pass {pass} waits for another worker"),
                 other => println!("{other:?}"),
             }

@@ -261,7 +261,10 @@ impl MeshBuilder {
     /// [`register_job`](crate::passes::RegisterJob::register_job) gives them: what crashes, leaks or
     /// spins there does so outside of the node. A worker that dies ends the attempt, and the job's
     /// retries are those of `options`; an attempt that runs into its time-out takes its worker's
-    /// process with it. Needs [`passes`](Self::passes).
+    /// process with it. An attempt whose node has died, or has lost its lease, runs on in the worker
+    /// beside the one that replaces it, until its time-out: what it writes is to be fenced, by
+    /// [`JobCall::fencing_token`](crate::passes::JobCall::fencing_token). Needs
+    /// [`passes`](Self::passes).
     #[cfg(target_os = "linux")]
     pub fn job_in_workers<J: Job>(mut self, options: JobOptions) -> Self {
         self.in_workers.push((J::NAME, options));

@@ -192,8 +192,12 @@ async fn leaving_waits_for_what_runs_and_leaves_what_waits() {
     begun.recv().unwrap();
     client.submit(&Pass::named("echo", b"later".as_slice()).tag(2)).unwrap();
 
-    let (_, sent) = tokio::join!(passes.leave(), async { go.send(()) });
-    sent.unwrap();
+    let let_go = async {
+        // Behind what `leave` sends to the same actor: by then the worker has been told.
+        passes.workers().address().send(AddWorkers(0)).await.unwrap().unwrap();
+        go.send(()).unwrap();
+    };
+    tokio::join!(passes.leave(), let_go);
     let left = PassHost::look(directory.path()).unwrap();
     assert_eq!(left.workers, []);
     assert_eq!(left.in_flight, InFlight { ready: 1, claimed: 0, done: 1 });

@@ -35,12 +35,14 @@ fn a_coordinator_gets_everything_back_from_workers_of_which_one_is_killed() {
     let mut coordinator = Process::start(&example("passes_coordinator"), &[&directory, "100"]);
     let start = |name| Process::start(&worker, &[&directory, "--name", name]);
     let (mut victim, mut other) = (start("worker-1"), start("worker-2"));
-    coordinator.says(&["worker-1 joined", "worker-2 joined", "10 of 100 returned"]);
+    let line = |name, process: &Process, what| format!("{name} ({}) {what}", process.pid());
+    let both = [line("worker-1", &victim, "joined"), line("worker-2", &other, "joined")];
+    coordinator.says(&[&both[0], &both[1], "10 of 100 returned"]);
     victim.send(Signal::KILL);
     assert_eq!(victim.ended().0.signal(), Some(Signal::KILL.as_raw()));
-    coordinator.says(&["worker-1 is gone"]);
+    coordinator.says(&[&line("worker-1", &victim, "is gone")]);
     let mut third = start("worker-3");
-    coordinator.says(&["worker-3 joined"]);
+    coordinator.says(&[&line("worker-3", &third, "joined")]);
     let (status, said) = coordinator.ended();
     assert!(status.success(), "{said}");
     let said: Vec<_> = said.lines().collect();

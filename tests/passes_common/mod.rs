@@ -13,9 +13,6 @@ pub(crate) fn example(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--example", name]);
     build.current_dir(env!("CARGO_MANIFEST_DIR"));
-    if cfg!(feature = "cli") {
-        build.arg("--all-features");
-    }
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }

@@ -448,9 +448,10 @@ mod tests {
     fn the_dead_are_told_from_the_living_and_from_those_who_left() {
         let directory = tempfile::tempdir().unwrap();
         let host = open(directory.path());
+        let killed = host.join_worker("killed").unwrap();
+        let alive = host.join_worker("alive").unwrap();
         // A seat that is dropped without leaving is what the kernel leaves of a killed process.
-        drop(host.join_worker("killed").unwrap());
-        let alive = host.join_worker("alive");
+        drop(killed);
         drop(host.join_client("killed").unwrap());
         let left = join(&host, "left");
         left.submit(&Pass::named("nobody's", b"".as_slice())).unwrap();
@@ -465,7 +466,7 @@ mod tests {
             [("killed", Presence::Dead), ("left", Presence::Left), ("clean", Presence::Alive)]
         );
         drop(clean);
-        host.leave_worker(alive.unwrap());
+        host.leave_worker(alive);
         let seen = PassHost::look(directory.path()).unwrap();
         assert_eq!((seen.workers.len(), seen.clients.len()), (1, 2));
     }
