@@ -33,7 +33,7 @@ pub(crate) struct Actors {
 
 impl Actors {
     pub(crate) fn measure() -> Self {
-        actix::System::new().block_on(async {
+        System::new().block_on(async {
             let directory = shared_directory();
             let role = Role::Worker(directory.path().to_owned(), Spin::Adaptive);
             let _worker = Process::start(&role);

@@ -1,9 +1,11 @@
 //! Who awaits which passes, and how the ends of passes reach the collector of results.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use actix::prelude::*;
 use meshwork_protocol::pass::PassId;
-use std::cell::RefCell;
-use std::rc::Rc;
 use tokio::sync::oneshot;
 
 use crate::host::pass::Completion;
@@ -38,11 +40,13 @@ pub struct ForgetPasses(pub Vec<PassId>);
 #[rtype(result = "()")]
 pub struct Completed(pub Vec<Completion<'static>>);
 
-/// Those who await passes of one client. Holds one entry for each of the client's slots at most.
+/// Those who await passes of one client.
+///
+/// A slot may be another pass's before the end of its last one is told here, so the passes are what
+/// counts. There are twice as many as the client has slots at most.
 #[derive(Default)]
 pub struct PassAwaits {
-    /// By the slot's number in its range.
-    places: Vec<Option<(PassId, Waiter)>>,
+    waiters: HashMap<PassId, Waiter>,
 }
 
 enum Waiter {
@@ -59,7 +63,7 @@ struct Batch {
 impl PassAwaits {
     /// Someone awaits a pass.
     pub fn expect_one(&mut self, ExpectPass { pass, reply }: ExpectPass) {
-        self.put(pass, Waiter::One(reply));
+        self.waiters.insert(pass, Waiter::One(reply));
     }
 
     /// Someone awaits several passes together.
@@ -70,34 +74,18 @@ impl PassAwaits {
             reply: Some(reply),
         }));
         for (index, pass) in passes.into_iter().enumerate() {
-            self.put(pass, Waiter::Many(Rc::clone(&batch), index));
-        }
-    }
-
-    fn put(&mut self, pass: PassId, waiter: Waiter) {
-        let place = pass.slot as usize;
-        if place >= self.places.len() {
-            self.places.resize_with(place + 1, || None);
-        }
-        self.places[place] = Some((pass, waiter));
-    }
-
-    fn take(&mut self, pass: PassId) -> Option<Waiter> {
-        let place = self.places.get_mut(pass.slot as usize)?;
-        match place {
-            Some((expected, _)) if *expected == pass => place.take().map(|(_, waiter)| waiter),
-            _ => None,
+            self.waiters.insert(pass, Waiter::Many(Rc::clone(&batch), index));
         }
     }
 
     /// Nobody need await this pass: it was not submitted.
     pub fn forget(&mut self, pass: PassId) {
-        drop(self.take(pass));
+        drop(self.waiters.remove(&pass));
     }
 
     /// A pass has ended. Whether someone awaited it.
     pub fn ended(&mut self, end: Completion<'static>) -> bool {
-        match self.take(end.pass) {
+        match self.waiters.remove(&end.pass) {
             None => false,
             Some(Waiter::One(reply)) => {
                 // Whoever asked may have given up.
@@ -158,6 +146,20 @@ mod tests {
         assert!(answer.try_recv().is_err());
         assert!(awaits.ended(end(pass(1, 2))));
         assert_eq!(answer.try_recv().unwrap().pass, pass(1, 2));
+    }
+
+    /// The client frees a slot before it tells of the end.
+    #[test]
+    fn the_next_pass_of_a_slot_may_be_expected_before_the_end_of_the_last_is_told() {
+        let mut awaits = PassAwaits::default();
+        let (reply, mut first) = oneshot::channel();
+        awaits.expect_one(ExpectPass { pass: pass(1, 1), reply });
+        let (reply, mut second) = oneshot::channel();
+        awaits.expect_one(ExpectPass { pass: pass(1, 2), reply });
+        assert!(awaits.ended(end(pass(1, 1))));
+        assert_eq!(first.try_recv().unwrap().pass, pass(1, 1));
+        assert!(awaits.ended(end(pass(1, 2))));
+        assert_eq!(second.try_recv().unwrap().pass, pass(1, 2));
     }
 
     #[test]
