@@ -164,8 +164,11 @@ struct Submitter {
 /// Submitting while a worker drains, by each of [`SUBMITTERS`].
 struct Submit(Vec<Submitter>);
 
+/// One measurement on a fresh side.
+type SubmitOnce = fn() -> Result<scenario::SubmitNs>;
+
 /// Who submits: ours and the peer in both arrangements, the channel with both payloads.
-const SUBMITTERS: [(&str, fn() -> Result<scenario::SubmitNs>); 6] = [
+const SUBMITTERS: [(&str, SubmitOnce); 6] = [
     ("meshwork, worker process", || scenario::submit_ns(&mut Ours::open(Place::Process)?)),
     ("meshwork, worker thread", || scenario::submit_ns(&mut Ours::open(Place::Thread)?)),
     ("subetha-cxc, worker process", || scenario::submit_ns(&mut Peer::open(Place::Process)?)),

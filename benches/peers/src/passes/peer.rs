@@ -41,7 +41,7 @@ pub(super) struct Peer {
 
 enum Worker {
     Process { _process: WorkerProcess },
-    Thread { _scheduler: BackgroundScheduler },
+    Thread { _scheduler: Box<BackgroundScheduler> },
 }
 
 struct Paths {
@@ -80,7 +80,7 @@ impl Peer {
                 (
                     scheduler.submitter(),
                     scheduler.collector(),
-                    Worker::Thread { _scheduler: scheduler },
+                    Worker::Thread { _scheduler: Box::new(scheduler) },
                 )
             }
         };
