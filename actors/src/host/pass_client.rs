@@ -234,11 +234,12 @@ impl PassClient {
         Ok(Reserved { shared: &self.0, free: self.0.reserve(pass)? })
     }
 
-    /// Collects for the sink in the collector thread's place, for as long as something comes: what a
-    /// spinning worker does at once is back before that thread would have been woken. Spins for
-    /// [`HELP`] after the last reply, and not at all where that was mostly in vain.
-    pub fn help(&self) {
-        self.0.help();
+    /// Collects for the sink in the collector thread's place, just after so many passes were
+    /// submitted: what a spinning worker does at once is back before that thread would have been
+    /// woken. Waits for them, spinning for 3 microseconds after each reply, unless others are under
+    /// way too, or that was mostly in vain.
+    pub fn help(&self, submitted: usize) {
+        self.0.help(submitted);
     }
 
     /// Awaits that a slot may be free, at most for as long as a client looks away.
@@ -531,7 +532,15 @@ impl Shared {
         true
     }
 
-    fn help(&self) {
+    fn help(&self, submitted: usize) {
+        let under_way: u32 = self.routed.iter().map(|word| word.load(Relaxed).count_ones()).sum();
+        if under_way as usize > submitted {
+            // There is other work to do meanwhile, and more to collect in one go later.
+            if self.range.has_news() {
+                self.collect_routed();
+            }
+            return;
+        }
         let hope = self.hope.load(Relaxed);
         if hope == 0 && !self.helps.fetch_add(1, Relaxed).is_multiple_of(HOPELESS_TRIES) {
             return;

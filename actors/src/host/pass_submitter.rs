@@ -92,7 +92,7 @@ impl Handler<Submit> for PassSubmitter {
     fn handle(&mut self, Submit(pass): Submit, _: &mut Self::Context) -> Self::Result {
         match self.submit(&pass) {
             Ok(answer) => {
-                self.client.help();
+                self.client.help(1);
                 Box::pin(async move { answer.await.map_err(|_| SubmitError::Stopped) })
             }
             Err(error) => Box::pin(async move { Err(error) }),
@@ -109,7 +109,7 @@ impl Handler<SubmitBatch> for PassSubmitter {
         }
         match self.submit_all(&passes) {
             Ok(answer) => {
-                self.client.help();
+                self.client.help(passes.len());
                 Box::pin(async move { answer.await.map_err(|_| SubmitError::Stopped) })
             }
             Err(error) => Box::pin(async move { Err(error) }),

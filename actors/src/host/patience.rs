@@ -12,7 +12,7 @@ const LOOKS: u32 = 64;
 /// Finds in a row after which a look in vain lets work gather, and for how many pauses of the
 /// processor (about 40 ns each).
 const GATHER_FROM: u32 = 4;
-const GATHER_PAUSES: u32 = 8;
+const GATHER_PAUSES: u32 = 20;
 
 /// A wait counts at most this long in the expectation, so that one quiet night does not make the
 /// first busy minute slow.

@@ -1,7 +1,6 @@
 //! Who awaits which passes, and how the ends of passes reach the collector of results.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use actix::prelude::*;
@@ -46,7 +45,8 @@ pub struct Completed(pub Vec<Completion<'static>>);
 /// counts. There are twice as many as the client has slots at most.
 #[derive(Default)]
 pub struct PassAwaits {
-    waiters: HashMap<PassId, Waiter>,
+    /// By slot; of each, by generation.
+    places: Vec<Vec<(u64, Waiter)>>,
 }
 
 enum Waiter {
@@ -63,7 +63,7 @@ struct Batch {
 impl PassAwaits {
     /// Someone awaits a pass.
     pub fn expect_one(&mut self, ExpectPass { pass, reply }: ExpectPass) {
-        self.waiters.insert(pass, Waiter::One(reply));
+        self.put(pass, Waiter::One(reply));
     }
 
     /// Someone awaits several passes together.
@@ -74,18 +74,32 @@ impl PassAwaits {
             reply: Some(reply),
         }));
         for (index, pass) in passes.into_iter().enumerate() {
-            self.waiters.insert(pass, Waiter::Many(Rc::clone(&batch), index));
+            self.put(pass, Waiter::Many(Rc::clone(&batch), index));
         }
+    }
+
+    fn put(&mut self, pass: PassId, waiter: Waiter) {
+        let place = pass.slot as usize;
+        if place >= self.places.len() {
+            self.places.resize_with(place + 1, Vec::new);
+        }
+        self.places[place].push((pass.generation, waiter));
+    }
+
+    fn take(&mut self, pass: PassId) -> Option<Waiter> {
+        let place = self.places.get_mut(pass.slot as usize)?;
+        let at = place.iter().position(|(generation, _)| *generation == pass.generation)?;
+        Some(place.swap_remove(at).1)
     }
 
     /// Nobody need await this pass: it was not submitted.
     pub fn forget(&mut self, pass: PassId) {
-        drop(self.waiters.remove(&pass));
+        drop(self.take(pass));
     }
 
     /// A pass has ended. Whether someone awaited it.
     pub fn ended(&mut self, end: Completion<'static>) -> bool {
-        match self.waiters.remove(&end.pass) {
+        match self.take(end.pass) {
             None => false,
             Some(Waiter::One(reply)) => {
                 // Whoever asked may have given up.
