@@ -10,7 +10,8 @@ use rustix::thread::futex::{self, Flags};
 
 use crate::{IDLE, median};
 
-const LINE_ROUND_TRIPS: u64 = 500_000;
+/// Few: two threads that share a processor take a time slice for each.
+const LINE_ROUND_TRIPS: u64 = 20_000;
 const WAKES_OF_NOBODY: u32 = 100_000;
 const WAKES: usize = 50;
 
