@@ -636,11 +636,16 @@ const BREAKPOINT: i64 = 0xcc;
 
 /// False if the operation had ended.
 fn step(pid: Pid) -> bool {
-    ptrace::step(pid, None).unwrap();
-    match waitpid(pid, None).unwrap() {
-        WaitStatus::Stopped(_, Signal::SIGTRAP) => true,
-        WaitStatus::Stopped(_, Signal::SIGUSR1) => false,
-        other => panic!("{other:?}"),
+    loop {
+        ptrace::step(pid, None).unwrap();
+        match waitpid(pid, None).unwrap() {
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => return true,
+            WaitStatus::Stopped(_, Signal::SIGUSR1) => return false,
+            // Someone outside holds everything up for a while: before the instruction, or after it,
+            // which is then seen where the victim arrives.
+            WaitStatus::Stopped(_, Signal::SIGSTOP | Signal::SIGCONT) => {}
+            other => panic!("{other:?}"),
+        }
     }
 }
 

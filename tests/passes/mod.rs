@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 const ROLE: &str = "MESHWORK_TEST_ROLE";
 
 /// How long anything may take that is awaited. Only a test that fails waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A name and what is done under it.
 pub(crate) type Named<F> = (&'static str, F);

@@ -4,6 +4,7 @@
 //! The lock of a row is taken before anything of the row is touched, and whoever takes a worker's
 //! lock recovers the worker before it does anything else: its predecessor in the row may have died.
 
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -213,9 +214,15 @@ impl PassHost {
         header.poisoned.fetch_add(recovered.poisoned.len() as u64, AcqRel);
         // A sleeper that died may have taken a wake with it, and what waits again is for anyone. Each
         // row once: whoever is woken and finds nothing falls asleep again, and would be woken for ever.
-        for row in 0..self.ring.layout().geometry.workers as u16 {
-            self.ring.wake_worker(|sleeper| sleeper == WorkerIndex(row));
-        }
+        let next = Cell::new(0);
+        let is_next = |sleeper: WorkerIndex| {
+            let is_later = sleeper.0 >= next.get();
+            if is_later {
+                next.set(sleeper.0 + 1);
+            }
+            is_later
+        };
+        while self.ring.wake_worker(is_next) {}
         self.clear_worker(worker, row);
         recovered
     }
