@@ -13,7 +13,7 @@
 //! dropped, and who does not collect is `Busy` in the end.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -44,13 +44,12 @@ const GATHER_PAUSES: u32 = 12;
 /// Batches after which the collector thread looks whether it should look at the slots themselves.
 const BATCHES: u32 = 1_024;
 
-/// How long [`PassClient::help`] looks on after the last reply, and at most: a small part of a wake,
-/// and of an actor's turn.
-const HELP: Duration = Duration::from_micros(3);
-const HELP_MAX: Duration = Duration::from_micros(50);
-const HELP_LOOKS: u32 = 16;
+/// How long [`Attention`] goes on after the last reply: a small part of a wake. And between two looks
+/// of it, so many at the completions.
+const ATTENTION: Duration = Duration::from_micros(3);
+const ATTENTION_LOOKS: u32 = 8;
 
-/// Times in a row that help is in vain before it is tried only at every so many calls.
+/// Times in a row that attention is in vain before it is paid only at every so many submissions.
 const HOPES: u32 = 8;
 const HOPELESS_TRIES: u32 = 64;
 
@@ -97,9 +96,11 @@ struct Shared {
     has_returned: AtomicBool,
     empty_polls: AtomicU32,
     sweep: Mutex<Sweep>,
-    /// Whether [`PassClient::help`] has found something lately.
+    /// Whether someone has taken the collector thread's place.
+    attended: AtomicBool,
+    /// Whether that found something lately.
     hope: AtomicU32,
-    helps: AtomicU32,
+    attends: AtomicU32,
     room_wanted: AtomicUsize,
     room: Notify,
     news: Notify,
@@ -149,7 +150,8 @@ impl PassClient {
             empty_polls: AtomicU32::new(0),
             sweep: Mutex::new(Sweep { next: Instant::now(), unserved: vec![None; slots] }),
             hope: AtomicU32::new(HOPES),
-            helps: AtomicU32::new(0),
+            attends: AtomicU32::new(0),
+            attended: AtomicBool::new(false),
             room_wanted: AtomicUsize::new(0),
             room: Notify::new(),
             news: Notify::new(),
@@ -234,12 +236,11 @@ impl PassClient {
         Ok(Reserved { shared: &self.0, free: self.0.reserve(pass)? })
     }
 
-    /// Collects for the sink in the collector thread's place, just after so many passes were
-    /// submitted: what a spinning worker does at once is back before that thread would have been
-    /// woken. Waits for them, spinning for 3 microseconds after each reply, unless others are under
-    /// way too, or that was mostly in vain.
-    pub fn help(&self, submitted: usize) {
-        self.0.help(submitted);
+    /// Takes the collector thread's place while replies are expected soon: what a spinning worker does
+    /// at once is back before that thread would have been woken. `None` while another does, or where
+    /// it was mostly in vain.
+    pub fn attend(&self) -> Option<Attention> {
+        Attention::new(&self.0)
     }
 
     /// Awaits that a slot may be free, at most for as long as a client looks away.
@@ -355,6 +356,64 @@ pub enum CallError {
     /// The client has stopped; the pass may have been run.
     #[error("the client has stopped")]
     Stopped,
+}
+
+/// The collector thread's part, taken over for a while. Given back when dropped.
+pub struct Attention {
+    shared: Arc<Shared>,
+    /// Whether that thread slept.
+    slept: bool,
+    found: bool,
+    last: Instant,
+}
+
+impl Attention {
+    fn new(shared: &Arc<Shared>) -> Option<Self> {
+        let is_hopeless = shared.hope.load(Relaxed) == 0
+            && !shared.attends.fetch_add(1, Relaxed).is_multiple_of(HOPELESS_TRIES);
+        if is_hopeless || shared.attended.swap(true, AcqRel) {
+            return None;
+        }
+        // While this one looks, nobody need be woken for it.
+        let sleeping = shared.host.ring().client(shared.range.client()).sleeping();
+        let slept = sleeping.swap(0, SeqCst) != 0;
+        Some(Self { shared: Arc::clone(shared), slept, found: false, last: Instant::now() })
+    }
+
+    /// Collects what is there. Whether to look again soon: until nothing came for 3 microseconds, or
+    /// nothing is under way.
+    pub fn look(&mut self) -> bool {
+        for _ in 0..ATTENTION_LOOKS {
+            if self.shared.range.has_news() {
+                self.shared.collect_routed();
+                self.found = true;
+                self.last = Instant::now();
+                return self.shared.routed.iter().any(|word| word.load(Relaxed) != 0);
+            }
+            std::hint::spin_loop();
+        }
+        self.last.elapsed() < ATTENTION
+    }
+}
+
+impl Drop for Attention {
+    fn drop(&mut self) {
+        let shared = &*self.shared;
+        if !shared.host.ring().is_here() {
+            return;
+        }
+        if self.slept {
+            // In the total order: `completions`, as where the collector thread falls asleep.
+            let sleeping = shared.host.ring().client(shared.range.client()).sleeping();
+            sleeping.swap(1, SeqCst);
+            if shared.range.has_news() {
+                shared.collect_routed();
+            }
+        }
+        let hope = shared.hope.load(Relaxed);
+        shared.hope.store(if self.found { HOPES } else { hope.saturating_sub(1) }, Relaxed);
+        shared.attended.store(false, Release);
+    }
 }
 
 /// Takes a pass back when whoever called it does not wait any longer.
@@ -530,51 +589,6 @@ impl Shared {
             self.room.notify_waiters();
         }
         true
-    }
-
-    fn help(&self, submitted: usize) {
-        let under_way: u32 = self.routed.iter().map(|word| word.load(Relaxed).count_ones()).sum();
-        if under_way as usize > submitted {
-            // There is other work to do meanwhile, and more to collect in one go later.
-            if self.range.has_news() {
-                self.collect_routed();
-            }
-            return;
-        }
-        let hope = self.hope.load(Relaxed);
-        if hope == 0 && !self.helps.fetch_add(1, Relaxed).is_multiple_of(HOPELESS_TRIES) {
-            return;
-        }
-        let sleeping = self.host.ring().client(self.range.client()).sleeping();
-        // While this one looks, nobody need be woken for it.
-        let slept = sleeping.swap(0, SeqCst) != 0;
-        let begun = Instant::now();
-        let (mut last, mut found) = (begun, false);
-        loop {
-            for _ in 0..HELP_LOOKS {
-                if self.range.has_news() {
-                    self.collect_routed();
-                    found = true;
-                    last = Instant::now();
-                }
-                std::hint::spin_loop();
-            }
-            let now = Instant::now();
-            if self.routed.iter().all(|word| word.load(Relaxed) == 0)
-                || now - last > HELP
-                || now - begun > HELP_MAX
-            {
-                break;
-            }
-        }
-        if slept {
-            // In the total order: `completions`, as where the collector thread falls asleep.
-            sleeping.swap(1, SeqCst);
-            if self.range.has_news() {
-                self.collect_routed();
-            }
-        }
-        self.hope.store(if found { HOPES } else { hope.saturating_sub(1) }, Relaxed);
     }
 
     /// Hands routed ends to their futures and to the sink; the others stay.

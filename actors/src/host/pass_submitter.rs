@@ -62,6 +62,17 @@ impl PassSubmitter {
         Ok(answer)
     }
 
+    /// Looks for replies from this arbiter, between its other tasks, for as long as they come quickly.
+    fn attend(&self) {
+        if let Some(mut attention) = self.client.attend() {
+            actix::spawn(async move {
+                while attention.look() {
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+    }
+
     fn submit_all(
         &self,
         passes: &[Pass<'static>],
@@ -92,7 +103,7 @@ impl Handler<Submit> for PassSubmitter {
     fn handle(&mut self, Submit(pass): Submit, _: &mut Self::Context) -> Self::Result {
         match self.submit(&pass) {
             Ok(answer) => {
-                self.client.help(1);
+                self.attend();
                 Box::pin(async move { answer.await.map_err(|_| SubmitError::Stopped) })
             }
             Err(error) => Box::pin(async move { Err(error) }),
@@ -109,7 +120,7 @@ impl Handler<SubmitBatch> for PassSubmitter {
         }
         match self.submit_all(&passes) {
             Ok(answer) => {
-                self.client.help(passes.len());
+                self.attend();
                 Box::pin(async move { answer.await.map_err(|_| SubmitError::Stopped) })
             }
             Err(error) => Box::pin(async move { Err(error) }),
