@@ -19,8 +19,10 @@ fn register(registry: &PassRegistry) -> Result<(), RegisterError> {
         Ok(call.attempt)
     })?;
     registry.register_job::<Hang>(|Hang, call| {
-        while call.attempt == 1 {
-            std::thread::park();
+        if call.attempt == 1 {
+            loop {
+                std::thread::park();
+            }
         }
         Ok(std::process::id())
     })?;
