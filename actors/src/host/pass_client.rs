@@ -733,7 +733,7 @@ fn collect_forever(shared: &Weak<Shared>, ring: &PassRing, client: ClientIndex, 
         let seen = row.wake_word().load(Acquire);
         // In the total order: `completions`. Whoever announces after this wakes; what was announced
         // before is seen by the look that follows.
-        row.sleeping().swap(1, SeqCst);
+        ring.board().client_falls_asleep(row.sleeping());
         let has_news = shared.range.has_news();
         drop(shared);
         if !has_news {
