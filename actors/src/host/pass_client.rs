@@ -5,7 +5,7 @@
 //! - [`submit`](PassClient::submit): to whoever calls [`poll`](PassClient::poll) or
 //!   [`recv`](PassClient::recv) next;
 //! - [`call`](PassClient::call): to the future that it returns;
-//! - [`submit_routed`](PassClient::submit_routed): to the sink of
+//! - [`Reserved::submit`]: to the sink of
 //!   [`route_to`](PassClient::route_to), in batches. The actors use this one.
 //!
 //! The last two are served by the client's collector thread, which waits on the range's futex; it
