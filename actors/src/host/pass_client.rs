@@ -90,7 +90,8 @@ struct Shared {
     routed: Box<[AtomicU64]>,
     waiters: Box<[Mutex<Option<oneshot::Sender<Completion<'static>>>>]>,
     sink: OnceLock<Sink>,
-    collector: OnceLock<()>,
+    /// Whether the collector thread was started.
+    has_collector: AtomicBool,
     /// Ends of passes that were submitted for `poll`, and that no slot holds.
     returned: Mutex<VecDeque<Completion<'static>>>,
     has_returned: AtomicBool,
@@ -144,7 +145,7 @@ impl PassClient {
             routed: (0..slots / WORD_SLOTS as usize).map(|_| AtomicU64::new(0)).collect(),
             waiters: (0..slots).map(|_| Mutex::new(None)).collect(),
             sink: OnceLock::new(),
-            collector: OnceLock::new(),
+            has_collector: AtomicBool::new(false),
             returned: Mutex::default(),
             has_returned: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
@@ -403,9 +404,8 @@ impl Drop for Attention {
             return;
         }
         if self.slept {
-            // In the total order: `completions`, as where the collector thread falls asleep.
-            let sleeping = shared.host.ring().client(shared.range.client()).sleeping();
-            sleeping.swap(1, SeqCst);
+            let ring = shared.host.ring();
+            ring.board().client_falls_asleep(ring.client(shared.range.client()).sleeping());
             if shared.range.has_news() {
                 shared.collect_routed();
             }
@@ -685,10 +685,7 @@ impl Shared {
     }
 
     fn start_collector(self: &Arc<Self>) -> Result<(), JoinError> {
-        if self.collector.get().is_some() {
-            return Ok(());
-        }
-        if self.collector.set(()).is_err() {
+        if self.has_collector.load(Relaxed) || self.has_collector.swap(true, AcqRel) {
             return Ok(());
         }
         let (shared, ring) = (Arc::downgrade(self), Arc::clone(self.host.ring()));
@@ -697,7 +694,11 @@ impl Shared {
             .name(format!("pass-collector-{}", client.0))
             .spawn(move || collect_forever(&shared, &ring, client, spin))
             .map(drop)
-            .map_err(JoinError::Thread)
+            .map_err(|error| {
+                // The next who needs it tries again.
+                self.has_collector.store(false, Release);
+                JoinError::Thread(error)
+            })
     }
 }
 
@@ -710,7 +711,6 @@ fn runs(ring: &PassRing, worker: WorkerIndex, closure_row: u16) -> bool {
 fn collect_forever(shared: &Weak<Shared>, ring: &PassRing, client: ClientIndex, spin: Spin) {
     let row = ring.client(client);
     let mut patience = Patience::new(spin);
-    let mut swept = Instant::now();
     let mut rounds = 0u32;
     loop {
         let Some(shared) = shared.upgrade() else { return };
@@ -726,10 +726,7 @@ fn collect_forever(shared: &Weak<Shared>, ring: &PassRing, client: ClientIndex, 
         if !rounds.is_multiple_of(BATCHES) && patience.look_again() {
             continue;
         }
-        if swept.elapsed() >= LOOK_EVERY {
-            swept = Instant::now();
-            shared.sweep_if_due();
-        }
+        shared.sweep_if_due();
         let seen = row.wake_word().load(Acquire);
         // In the total order: `completions`. Whoever announces after this wakes; what was announced
         // before is seen by the look that follows.

@@ -62,9 +62,7 @@ impl SlotTable {
         // is aligned by the layout, and its atomics and cells may be shared.
         unsafe { &*self.slots.as_ptr().add(slot as usize) }
     }
-}
 
-impl SlotTable {
     /// Asks for the slot's lines, to be written, so that they come while something else is done.
     #[inline(always)]
     fn fetch(&self, slot: u32) {
