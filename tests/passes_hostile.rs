@@ -503,6 +503,14 @@ fn writable_by_others() {
         assert_eq!(error, text);
     }
     assert_eq!(files(path), Vec::<String>::new());
+
+    fs::set_permissions(path, Permissions::from_mode(0o700)).unwrap();
+    drop(PassHost::open(path, None).unwrap());
+    let file = path.join("passes.map");
+    fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+    let error = PassHost::open(path, None).unwrap_err().to_string();
+    let text = "may be written by others (mode 666): chmod go-w it, or choose another";
+    assert_eq!(error, format!("{} {text}", file.display()));
 }
 
 fn impossible_numbers() {

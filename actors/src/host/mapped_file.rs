@@ -59,10 +59,11 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
-    /// Others may write in the directory, and so could hand this process calls and results.
+    /// Others may write in the directory, or into its file, and so could hand this process calls and
+    /// results.
     #[error("{} may be written by others (mode {mode:o}): chmod go-w it, or choose another", path.display())]
     Directory {
-        /// The directory.
+        /// The directory or the file.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
@@ -437,6 +438,7 @@ fn read(path: &Path) -> Result<Option<(File, Header, Layout)>, OpenError> {
         Err(error) => return Err(io_error("open", path)(error)),
     };
     let metadata = file.metadata().map_err(io_error("look at", path))?;
+    refuse_others(path, &metadata)?;
     let size = if metadata.is_file() { metadata.len() } else { 0 };
     let mut bytes = [0; 128];
     let beginning = &mut bytes[..size.min(128) as usize];
@@ -525,9 +527,13 @@ pub fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(io_error("make the directory", directory))?;
     let metadata = fs::metadata(directory).map_err(io_error("look at", directory))?;
+    refuse_others(directory, &metadata)
+}
+
+fn refuse_others(path: &Path, metadata: &fs::Metadata) -> Result<(), OpenError> {
     let mode = metadata.mode() & 0o7777;
     if mode & 0o022 != 0 {
-        return Err(OpenError::Directory { path: directory.to_owned(), mode });
+        return Err(OpenError::Directory { path: path.to_owned(), mode });
     }
     Ok(())
 }
