@@ -18,7 +18,7 @@ mod worker;
 
 use std::time::Duration;
 
-use meshwork::actors::host::patience::Spin;
+use meshwork::passes::Spin;
 use serde::Serialize;
 
 use self::actors::Actors;

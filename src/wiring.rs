@@ -188,7 +188,6 @@ fn add_passes(
             let peers = pass_submitter::Peers {
                 expect: w.hand("PassSubmitter", collector),
                 expect_all: w.hand("PassSubmitter", collector),
-                forget: w.hand("PassSubmitter", collector),
             };
             // Sent by the client's collector thread. At most one end a slot is on its way.
             let completed: Recipient<Completed> = w.hand("PassSubmitter", collector);

@@ -27,10 +27,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
+use meshwork::actors::host::parking::wait;
 use meshwork::actors::host::pass::{Completion, Pass, PassOutcome};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::pass_ring::{ClaimedCall, WorkerSeat, wait};
+use meshwork::actors::host::pass_ring::{ClaimedCall, WorkerSeat};
 use meshwork::actors::host::reclaimer::{ReclaimReport, Reclaimer, ReclaimerOptions};
 use meshwork::protocol::pass::frame::{Reply, Status};
 use meshwork::protocol::pass::layout::Geometry;

@@ -119,6 +119,63 @@ async fn a_call_is_awaited_and_so_is_room() {
     assert_eq!(client.recv().await.unwrap().pass, id);
 }
 
+/// Each end goes to the one it is for, whichever of them happens to collect it.
+#[test]
+fn whoever_polls_hands_on_what_the_sink_and_the_callers_await() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("mixed")).unwrap();
+    let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
+    let (told, sunk) = std::sync::mpsc::channel();
+    let sink = move |ends: Vec<Completion<'static>>| {
+        ends.into_iter().for_each(|end| told.send(end.tag).unwrap());
+    };
+    client.route_to(Box::new(sink)).unwrap();
+    let echo = |tag| Pass::named("echo", vec![]).tag(tag);
+    let (mut polled, mut submitted) = (Vec::new(), 0);
+    while submitted < 2_000 {
+        if client.room() < 5 {
+            client.poll(|end| polled.push(end.tag));
+            continue;
+        }
+        client.prepare(&echo(submitted)).unwrap().submit();
+        client.prepare_all(&[echo(submitted + 1), echo(submitted + 2)]).unwrap().submit();
+        client.submit(&echo(submitted + 3)).unwrap();
+        submitted += 4;
+        client.poll(|end| polled.push(end.tag));
+    }
+    let mut sunk: Vec<u64> =
+        (0..1_500).map(|_| sunk.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    while polled.len() < 500 {
+        client.poll(|end| polled.push(end.tag));
+    }
+    polled.sort_unstable();
+    sunk.sort_unstable();
+    assert_eq!(polled, (3..2_000).step_by(4).collect::<Vec<_>>());
+    assert_eq!(sunk, (0..2_000).filter(|tag| tag % 4 != 3).collect::<Vec<_>>());
+}
+
+#[test]
+fn of_a_batch_all_passes_are_taken_or_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("batch")).unwrap();
+    let batch = |passes| vec![Pass::named("echo", vec![]); passes];
+    let refused = client.prepare_all(&batch(65));
+    assert!(matches!(refused, Err(SubmitError::Busy(64))), "{refused:?}");
+    let mut long = batch(3);
+    long[2].args = vec![0; 65_537].into();
+    let refused = client.prepare_all(&long);
+    assert!(matches!(refused, Err(SubmitError::TooLong { bytes: 65_537, .. })), "{refused:?}");
+    assert_eq!(client.room(), 64);
+    let prepared = client.prepare_all(&batch(64)).unwrap();
+    let mut passes: Vec<_> = prepared.passes().collect();
+    passes.dedup();
+    assert_eq!((passes.len(), client.room()), (64, 0));
+    drop(prepared);
+    assert_eq!(client.room(), 64);
+}
+
 #[test]
 fn what_nobody_can_run_comes_back_after_the_stated_time() {
     let directory = tempfile::tempdir().unwrap();

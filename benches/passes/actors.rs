@@ -8,7 +8,7 @@ use std::time::Instant;
 use actix::prelude::*;
 use futures_util::stream::{self, StreamExt};
 use meshwork::Placement;
-use meshwork::actors::host::patience::Spin;
+use meshwork::passes::Spin;
 use meshwork::passes::{Pass, Passes, Submit, SubmitBatch};
 use tokio::sync::{mpsc, oneshot};
 

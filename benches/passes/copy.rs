@@ -15,7 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::patience::Spin;
+use meshwork::passes::Spin;
 
 use crate::worker::{KEEP, Process, Role, shared_directory};
 

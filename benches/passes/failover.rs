@@ -13,8 +13,8 @@ use meshwork::actors::clock::Clock;
 use meshwork::actors::host::pass::{Pass, PassOutcome};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::patience::Spin;
 use meshwork::actors::host::reclaimer::{ReclaimReport, Reclaimer, ReclaimerOptions};
+use meshwork::passes::Spin;
 use meshwork::protocol::pass::WorkerIndex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::patience::Spin;
 use meshwork::actors::host::registry::PassRegistry;
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
+use meshwork::passes::Spin;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::copy;

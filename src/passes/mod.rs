@@ -37,7 +37,6 @@ pub use meshwork_actors::host::pass_client::{CallError, ClientOptions, PassClien
 pub use meshwork_actors::host::pass_host::{JoinError, PassHost};
 pub use meshwork_actors::host::pass_submitter::{PassSubmitter, Submit, SubmitBatch};
 pub use meshwork_actors::host::pass_worker::{AddWorkers, PassWorker, RegisterPass, StopWorkers};
-pub use meshwork_actors::host::patience::Spin;
 pub use meshwork_actors::host::reclaimer::{ReclaimReport, ReclaimerOptions, WorkerSeen};
 pub use meshwork_actors::host::registry::{
     PassCall, PassRegistry, PassReply, RegisterError, Registered,
@@ -51,6 +50,7 @@ pub use meshwork_actors::host::watchdog::{
 };
 pub use meshwork_actors::host::worker_thread::{WorkerOptions, WorkerThread};
 pub use meshwork_protocol::pass::layout::Geometry;
+pub use meshwork_protocol::pass::patience::Spin;
 pub use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, Priority, WorkerIndex};
 
 pub(crate) use jobs::WorkerRunner;

@@ -8,13 +8,13 @@
 
 pub mod heartbeat_writer;
 pub mod mapped_file;
+pub mod parking;
 pub mod pass;
 pub mod pass_client;
 pub mod pass_host;
 pub mod pass_ring;
 pub mod pass_submitter;
 pub mod pass_worker;
-pub mod patience;
 pub mod process;
 pub mod reclaimer;
 pub mod records;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use meshwork_protocol::pass::board::Recovered;
 use meshwork_protocol::pass::layout::Geometry;
+use meshwork_protocol::pass::succession::Choice;
 use meshwork_protocol::pass::{ClientIndex, WorkerIndex};
 
 use super::mapped_file::{ByteLock, LOCK_NAME, LockFile, MappedFile, OpenError, prepare_directory};
@@ -65,27 +66,6 @@ impl JoinError {
     /// Whether trying again later may help.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Thread(_))
-    }
-}
-
-/// Whose range a new client takes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
-    /// That of a dead client of its name, whose replies it adopts.
-    Namesake,
-    /// One with nothing in it.
-    Clean,
-    /// That of any dead client.
-    Stranger,
-}
-
-impl Choice {
-    fn takes(self, has_leftovers: bool, is_namesake: impl Fn() -> bool) -> bool {
-        match self {
-            Self::Namesake => has_leftovers && is_namesake(),
-            Self::Clean => !has_leftovers,
-            Self::Stranger => true,
-        }
     }
 }
 
@@ -260,7 +240,7 @@ impl PassHost {
             return Err(JoinError::Forked);
         }
         let rows = self.ring.layout().geometry.clients;
-        for choice in [Choice::Namesake, Choice::Clean, Choice::Stranger] {
+        for choice in Choice::ALL {
             for index in 0..rows as u16 {
                 let index = ClientIndex(index);
                 let row = self.ring.client(index);
@@ -280,7 +260,7 @@ impl PassHost {
                     continue;
                 }
                 self.ring.board().rehint(self.ring.range(index));
-                if choice == Choice::Stranger {
+                if choice.disowns() {
                     // Before the row has the name: a later client of it must not adopt them.
                     self.ring.disown(index);
                 }

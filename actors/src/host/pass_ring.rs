@@ -6,14 +6,14 @@
 //!
 //! | token | state | what it may do | why it is alone |
 //! |---|---|---|---|
-//! | [`FreeSlot`] | FREE | write the call | the range's lock is held, and the slot's bit in the range's private bitmap was taken |
+//! | [`FreeSlot`], [`WrittenSlot`] | FREE | write the call | the range's lock is held, and the slot's bit in the range's private bitmap was taken |
 //! | [`ClaimedCall`] | CLAIMED | read the call, write the reply | the word was compare-and-set to this worker, whose lock is held |
 //! | [`Arrived`] | DONE | read the reply | the range's lock is held, and its one [`Drain`] |
 #![allow(unsafe_code, reason = "plain bytes in memory that several processes map")]
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::{fmt, io};
@@ -24,9 +24,9 @@ use meshwork_protocol::pass::layout::{CLOSURES, Layout, WORD_SLOTS};
 use meshwork_protocol::pass::ring::{Claim, HintRing, Slots};
 use meshwork_protocol::pass::slot::{SlotState, SlotWord};
 use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
-use rustix::thread::futex;
 
 use super::mapped_file::{ByteLock, MappedFile, ProcessMark};
+use super::parking::wake;
 pub use super::records::{ClientRow, ClosureRow, HeaderWords, Holder, WorkerRow};
 use super::records::{Line, Slot};
 
@@ -317,42 +317,39 @@ impl PassRing {
         }
     }
 
+    /// The rows of closures in the order in which an id looks for its own.
+    fn probe(&self, id: ClosureId) -> impl Iterator<Item = (u16, &ClosureRow)> {
+        let begin = id.0 as usize % CLOSURES;
+        let rows = self.closures().iter().enumerate();
+        let (later, first) = (rows.clone().skip(begin), rows.take(begin));
+        later.chain(first).map(|(index, row)| (index as u16, row))
+    }
+
     /// The row of a closure, made if there is none. `None` when all rows are taken.
     pub fn closure_row(&self, id: ClosureId, name: &str) -> Option<u16> {
         let wanted = 1 << 32 | u64::from(id.0);
-        let rows = self.closures();
-        let begin = id.0 as usize % rows.len();
-        let probe = (begin..rows.len()).chain(0..begin);
-        for index in probe {
-            let row = &rows[index];
+        self.probe(id).find_map(|(index, row)| {
             let found = match row.id.compare_exchange(0, wanted, AcqRel, Acquire) {
                 Ok(_) => wanted,
                 Err(found) => found,
             };
-            if found == wanted {
+            (found == wanted).then(|| {
                 // Whoever took the row may have been killed before it wrote the name.
                 if !name.is_empty() && row.name.bytes.load(Acquire) == 0 {
                     row.name.write(name);
                 }
-                return Some(index as u16);
-            }
-        }
-        None
+                index
+            })
+        })
     }
 
     /// The row of a closure that some worker has registered.
     pub fn find_closure(&self, id: ClosureId) -> Option<u16> {
         let wanted = 1 << 32 | u64::from(id.0);
-        let rows = self.closures();
-        let begin = id.0 as usize % rows.len();
-        for index in (begin..rows.len()).chain(0..begin) {
-            match rows[index].id.load(Acquire) {
-                0 => return None,
-                found if found == wanted => return Some(index as u16),
-                _ => {}
-            }
-        }
-        None
+        let is_end = |found: u64| found == 0 || found == wanted;
+        let mut rows = self.probe(id).map(|(index, row)| (index, row.id.load(Acquire)));
+        let (index, found) = rows.find(|(_, found)| is_end(*found))?;
+        (found == wanted).then_some(index)
     }
 
     /// Marks all that is in a client's slots as nobody's: its range is taken by a client of another
@@ -396,11 +393,24 @@ impl PassRing {
     }
 }
 
-/// Wakes whoever waits on a word.
-pub fn wake(word: &AtomicU32) {
-    word.fetch_add(1, Release);
-    // Fails for no reason that could be mended here.
-    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+/// The lowest `count` ones of some bits.
+fn lowest(bits: u64, count: u32) -> u64 {
+    let mut rest = bits;
+    for _ in 0..count.min(bits.count_ones()) {
+        rest &= rest - 1;
+    }
+    bits & !rest
+}
+
+/// Where the ones of some bits stand.
+fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = bits.trailing_zeros();
+        (bits != 0).then(|| {
+            bits &= bits - 1;
+            bit
+        })
+    })
 }
 
 #[cold]
@@ -408,16 +418,6 @@ fn wake_client(row: &ClientRow) {
     if row.sleeping.swap(0, AcqRel) != 0 {
         wake(&row.wake);
     }
-}
-
-/// Waits until a word is not `value` any more, is woken, or the time is over.
-pub fn wait(word: &AtomicU32, value: u32, at_most: std::time::Duration) {
-    let timeout = rustix::time::Timespec {
-        tv_sec: at_most.as_secs() as i64,
-        tv_nsec: i64::from(at_most.subsec_nanos()),
-    };
-    // Woken, changed, interrupted, timed out: the caller looks again in any case.
-    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timeout));
 }
 
 /// A client's range of slots, with its lock.
@@ -463,6 +463,23 @@ pub struct FreeSlot<'r> {
     slot: u32,
     free: SlotWord,
 }
+
+/// What is written into a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCall<'a> {
+    /// Its description.
+    pub call: Call,
+    /// At most a payload of the layout.
+    pub arguments: &'a [u8],
+    /// The client's own mark.
+    pub tag: u64,
+    /// How long one run may take, in microseconds; counts where the call is timed.
+    pub deadline_us: u64,
+}
+
+/// A free slot with a call in it.
+#[derive(Debug)]
+pub struct WrittenSlot<'r>(FreeSlot<'r>);
 
 /// The one who collects from a range at a time.
 #[derive(Debug)]
@@ -581,6 +598,27 @@ impl SlotRange {
         None
     }
 
+    /// So many free slots; `None` while there are fewer.
+    pub fn reserve_all(&self, count: usize) -> Option<Vec<FreeSlot<'_>>> {
+        self.ring.assert_here();
+        let mut slots = Vec::with_capacity(count);
+        for (index, word) in self.free.iter().enumerate() {
+            let mut bits = word.load(Relaxed);
+            while bits != 0 && slots.len() < count {
+                let wanted = lowest(bits, (count - slots.len()) as u32);
+                let before = word.fetch_and(!wanted, AcqRel);
+                let first = self.first + index as u32 * WORD_SLOTS;
+                slots.extend(ones(before & wanted).map(|bit| {
+                    let slot = first + bit;
+                    FreeSlot { range: self, slot, free: self.word(slot) }
+                }));
+                bits = before & !wanted;
+            }
+        }
+        // Fewer are given back as they are dropped.
+        (slots.len() == count).then_some(slots)
+    }
+
     /// Slots that could be reserved now.
     pub fn room(&self) -> u32 {
         self.free.iter().map(|word| word.load(Relaxed).count_ones()).sum()
@@ -692,8 +730,9 @@ impl SlotRange {
     }
 }
 
-impl FreeSlot<'_> {
+impl<'s> FreeSlot<'s> {
     /// The pass that it will hold.
+    #[inline(always)]
     pub fn pass(&self) -> PassId {
         let next = self.free.ready().map_or(0, SlotWord::generation);
         PassId { slot: self.slot, generation: next }
@@ -701,12 +740,8 @@ impl FreeSlot<'_> {
 
     /// Puts memory behind what a call with so many bytes of arguments needs: also behind the result's
     /// place, for a worker must not find that there is no room for what it has made.
-    ///
-    /// # Errors
-    ///
-    /// The filesystem is full.
     #[inline]
-    pub fn make_room(&self, arguments: usize) -> io::Result<()> {
+    fn make_room(&self, arguments: usize) -> io::Result<()> {
         self.range.commit(Buffers::Results, self.slot)?;
         if arguments > INLINE_BYTES {
             self.range.commit(Buffers::Arguments, self.slot)?;
@@ -714,23 +749,36 @@ impl FreeSlot<'_> {
         Ok(())
     }
 
-    /// Writes the call and makes it ready. Then a worker is to be woken.
-    ///
-    /// `arguments` are at most a payload of the layout; `deadline_us` limits one run, and counts
-    /// where the call is timed.
+    /// Writes a call, so that publishing it cannot fail.
     ///
     /// # Errors
     ///
-    /// There is no memory for the slot's buffers: nothing was submitted.
-    #[inline]
-    pub fn publish(
-        self,
-        call: Call,
-        arguments: &[u8],
-        tag: u64,
-        deadline_us: u64,
-    ) -> io::Result<PassId> {
-        let (range, ring, layout) = (self.range, &*self.range.ring, self.range.ring.layout());
+    /// There is no memory for the slot's buffers.
+    #[inline(always)]
+    pub fn write(mut self, new: &NewCall<'_>) -> io::Result<WrittenSlot<'s>> {
+        self.fill(new)?;
+        Ok(WrittenSlot(self))
+    }
+
+    /// The same in several slots: all, or none.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for the slots' buffers.
+    pub fn write_all<'a>(
+        mut slots: Vec<Self>,
+        new: impl Iterator<Item = NewCall<'a>>,
+    ) -> io::Result<Vec<WrittenSlot<'s>>> {
+        for (slot, new) in slots.iter_mut().zip(new) {
+            slot.fill(&new)?;
+        }
+        Ok(slots.into_iter().map(WrittenSlot).collect())
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, new: &NewCall<'_>) -> io::Result<()> {
+        let NewCall { call, arguments, tag, deadline_us } = *new;
+        let (ring, layout) = (&*self.range.ring, self.range.ring.layout());
         self.make_room(arguments.len())?;
         assert!(arguments.len() <= INLINE_BYTES.max(layout.geometry.payload_bytes as usize));
         let slot = ring.table.slot(self.slot);
@@ -744,12 +792,33 @@ impl FreeSlot<'_> {
         // SAFETY: the slot is FREE and this token is alone with it (see the table above), so nobody
         // else touches its bytes; the buffer has room for as many, checked above.
         unsafe { buffer.copy_from_nonoverlapping(arguments.as_ptr(), arguments.len()) };
-        let pass = self.pass();
-        let near = &range.near[call.priority as usize];
-        let next = ring.board().publish(self.slot, self.free, call.priority, near.load(Relaxed));
+        Ok(())
+    }
+}
+
+impl WrittenSlot<'_> {
+    /// The pass that it will hold.
+    #[inline(always)]
+    pub fn pass(&self) -> PassId {
+        self.0.pass()
+    }
+
+    /// What was written.
+    #[inline(always)]
+    pub fn call(&self) -> Call {
+        Call::from_bits(self.0.range.ring.table.call(self.0.slot).load(Relaxed))
+    }
+
+    /// Makes the call ready. Then a worker is to be woken.
+    #[inline(always)]
+    pub fn publish(self) -> PassId {
+        let (pass, priority) = (self.pass(), self.call().priority);
+        let FreeSlot { range, slot, free } = self.0;
+        let near = &range.near[priority as usize];
+        let next = range.ring.board().publish(slot, free, priority, near.load(Relaxed));
         near.store(next.expect("a free slot"), Relaxed);
-        std::mem::forget(self);
-        Ok(pass)
+        std::mem::forget(self.0);
+        pass
     }
 }
 

@@ -1,8 +1,8 @@
 //! `PassSubmitter`: hands passes to workers of any process.
 //!
 //! Owns admission to this process's range of slots. Receives [`Submit`] and [`SubmitBatch`]. Sends
-//! `ExpectPass`, `ExpectPasses` and `ForgetPasses` to ResultCollector; the collector thread of the
-//! client, which it sets up, sends `Completed` there. On death the node stops; what was submitted
+//! `ExpectPass` and `ExpectPasses` to ResultCollector; the collector thread of the client, which it
+//! sets up, sends `Completed` there. On death the node stops; what was submitted
 //! runs on, and waits for the next client of the name.
 //!
 //! ResultCollector hears of a pass before it is submitted, so its end never comes too early.
@@ -12,8 +12,8 @@ use futures_util::future::LocalBoxFuture;
 use tokio::sync::oneshot;
 
 use super::pass::{Completion, Pass, SubmitError};
-use super::pass_client::{PassClient, Reserved};
-use crate::work::pass_awaits::{ExpectPass, ExpectPasses, ForgetPasses};
+use super::pass_client::PassClient;
+use crate::work::pass_awaits::{ExpectPass, ExpectPasses};
 
 /// Submit a pass. Answered when it has ended; `Busy` at once while all slots are in use.
 #[derive(Message)]
@@ -31,8 +31,6 @@ pub struct Peers {
     pub expect: Recipient<ExpectPass>,
     /// Who awaits several.
     pub expect_all: Recipient<ExpectPasses>,
-    /// Who awaits in vain.
-    pub forget: Recipient<ForgetPasses>,
 }
 
 /// The actor.
@@ -51,14 +49,10 @@ impl PassSubmitter {
         &self,
         pass: &Pass<'static>,
     ) -> Result<oneshot::Receiver<Completion<'static>>, SubmitError> {
-        let reserved = self.client.reserve(pass)?;
-        let id = reserved.pass();
+        let prepared = self.client.prepare(pass)?;
         let (reply, answer) = oneshot::channel();
-        self.peers.expect.do_send(ExpectPass { pass: id, reply });
-        if let Err(error) = reserved.submit(pass) {
-            self.peers.forget.do_send(ForgetPasses(vec![id]));
-            return Err(error);
-        }
+        self.peers.expect.do_send(ExpectPass { pass: prepared.pass(), reply });
+        prepared.submit();
         Ok(answer)
     }
 
@@ -77,18 +71,11 @@ impl PassSubmitter {
         &self,
         passes: &[Pass<'static>],
     ) -> Result<oneshot::Receiver<Vec<Completion<'static>>>, SubmitError> {
-        let reserved = passes.iter().map(|pass| self.client.reserve(pass));
-        let reserved = reserved.collect::<Result<Vec<_>, _>>()?;
-        let ids: Vec<_> = reserved.iter().map(Reserved::pass).collect();
-        for (reserved, pass) in reserved.iter().zip(passes) {
-            reserved.make_room(pass)?;
-        }
+        let prepared = self.client.prepare_all(passes)?;
         let (reply, answer) = oneshot::channel();
-        self.peers.expect_all.do_send(ExpectPasses { passes: ids, reply });
-        for (reserved, pass) in reserved.into_iter().zip(passes) {
-            // What could fail was done above.
-            reserved.submit(pass)?;
-        }
+        let passes = prepared.passes().collect();
+        self.peers.expect_all.do_send(ExpectPasses { passes, reply });
+        prepared.submit();
         Ok(answer)
     }
 }

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use meshwork_protocol::pass::frame::{Reply, Status};
 use meshwork_protocol::pass::layout::CLOSURES;
+use meshwork_protocol::pass::patience::{Next, Patience, Spin};
 use meshwork_protocol::pass::{ClosureId, WorkerIndex};
 
+use super::parking::{pause, wait, wake};
 use super::pass_host::{JoinError, PassHost};
-use super::pass_ring::{ClaimedCall, PassRing, ReplyWriter, WorkerSeat, wait, wake};
-use super::patience::{Patience, Spin};
+use super::pass_ring::{ClaimedCall, PassRing, ReplyWriter, WorkerSeat};
 use super::registry::{Closure, PassCall, PassRegistry, PassReply};
 use crate::clock::Clock;
 use crate::start::panic_text;
@@ -194,13 +195,14 @@ fn work(
         }
         let has = |id: ClosureId| repertoire.find(id).is_some();
         if let Some(call) = seat.claim(has) {
-            patience.found();
+            patience.found(|| Clock.now());
             if !run(&ring, worker, call, &repertoire, registry) {
                 return;
             }
             continue;
         }
-        if patience.look_again() {
+        if let Next::Look { pauses } = patience.nothing(|| Clock.now()) {
+            pause(pauses);
             continue;
         }
         let row = ring.worker(worker);
@@ -215,7 +217,7 @@ fn work(
             if !ring.board().wake_up(worker) {
                 ring.wake_worker(|other| other != worker);
             }
-            patience.found();
+            patience.found(|| Clock.now());
             if !run(&ring, worker, call, &repertoire, registry) {
                 return;
             }

@@ -7,7 +7,7 @@ use actix::prelude::*;
 use meshwork_protocol::pass::PassId;
 use tokio::sync::oneshot;
 
-use crate::host::pass::Completion;
+use crate::host::pass::{Completion, PassOutcome};
 
 /// These passes are about to be submitted: answer when all have ended, in this order.
 #[derive(Message)]
@@ -28,11 +28,6 @@ pub struct ExpectPass {
     /// Whom to answer.
     pub reply: oneshot::Sender<Completion<'static>>,
 }
-
-/// These passes were not submitted after all.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct ForgetPasses(pub Vec<PassId>);
 
 /// These passes have ended.
 #[derive(Message)]
@@ -55,9 +50,14 @@ enum Waiter {
 }
 
 struct Batch {
-    ends: Vec<Option<Completion<'static>>>,
+    /// Of each pass; those that are missing as if they were never begun.
+    ends: Vec<Completion<'static>>,
     missing: usize,
     reply: Option<oneshot::Sender<Vec<Completion<'static>>>>,
+}
+
+fn missing(pass: PassId) -> Completion<'static> {
+    Completion { pass, tag: 0, attempt: 0, outcome: PassOutcome::Cancelled }
 }
 
 impl PassAwaits {
@@ -69,7 +69,7 @@ impl PassAwaits {
     /// Someone awaits several passes together.
     pub fn expect_many(&mut self, ExpectPasses { passes, reply }: ExpectPasses) {
         let batch = Rc::new(RefCell::new(Batch {
-            ends: passes.iter().map(|_| None).collect(),
+            ends: passes.iter().map(|pass| missing(*pass)).collect(),
             missing: passes.len(),
             reply: Some(reply),
         }));
@@ -92,11 +92,6 @@ impl PassAwaits {
         Some(place.swap_remove(at).1)
     }
 
-    /// Nobody need await this pass: it was not submitted.
-    pub fn forget(&mut self, pass: PassId) {
-        drop(self.take(pass));
-    }
-
     /// A pass has ended. Whether someone awaited it.
     pub fn ended(&mut self, end: Completion<'static>) -> bool {
         match self.take(end.pass) {
@@ -108,13 +103,13 @@ impl PassAwaits {
             }
             Some(Waiter::Many(batch, index)) => {
                 let mut batch = batch.borrow_mut();
-                batch.ends[index] = Some(end);
+                batch.ends[index] = end;
                 batch.missing -= 1;
-                if batch.missing == 0 {
-                    let ends = std::mem::take(&mut batch.ends).into_iter().flatten().collect();
-                    if let Some(reply) = batch.reply.take() {
-                        drop(reply.send(ends));
-                    }
+                if batch.missing == 0
+                    && let Some(reply) = batch.reply.take()
+                {
+                    // Whoever asked may have given up.
+                    drop(reply.send(std::mem::take(&mut batch.ends)));
                 }
                 true
             }
@@ -125,14 +120,13 @@ impl PassAwaits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::pass::PassOutcome;
 
     fn pass(slot: u32, generation: u64) -> PassId {
         PassId { slot, generation }
     }
 
     fn end(pass: PassId) -> Completion<'static> {
-        Completion { pass, tag: 0, attempt: 0, outcome: PassOutcome::Cancelled }
+        Completion { pass, tag: 7, attempt: 0, outcome: PassOutcome::Poisoned }
     }
 
     #[test]
@@ -146,8 +140,8 @@ mod tests {
             assert!(answer.try_recv().is_err());
         }
         assert!(awaits.ended(end(passes[1])));
-        let order: Vec<_> = answer.try_recv().unwrap().iter().map(|end| end.pass).collect();
-        assert_eq!(order, passes);
+        let told: Vec<_> = passes.iter().map(|pass| end(*pass)).collect();
+        assert_eq!(answer.try_recv().unwrap(), told);
         assert!(!awaits.ended(end(passes[1])));
     }
 
@@ -174,14 +168,5 @@ mod tests {
         assert_eq!(first.try_recv().unwrap().pass, pass(1, 1));
         assert!(awaits.ended(end(pass(1, 2))));
         assert_eq!(second.try_recv().unwrap().pass, pass(1, 2));
-    }
-
-    #[test]
-    fn a_pass_that_was_not_submitted_is_forgotten_and_its_caller_told() {
-        let mut awaits = PassAwaits::default();
-        let (reply, mut answer) = oneshot::channel();
-        awaits.expect_one(ExpectPass { pass: pass(1, 2), reply });
-        awaits.forget(pass(1, 2));
-        assert!(matches!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
     }
 }

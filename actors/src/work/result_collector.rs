@@ -2,8 +2,8 @@
 //!
 //! Owns the callers that wait, and a bounded memory of recent outcomes. Receives [`Await`] from
 //! callers, [`JobEvent`] from this node's actors, [`EndedElsewhere`] from the socket, [`Follow`] from
-//! those who watch; of passes, [`ExpectPass`], [`ExpectPasses`] and [`ForgetPasses`] from
-//! PassSubmitter and [`Completed`] from the collector thread of the client. Sends `Lookup` to the store, a `Finished` hint to the node that accepted a job
+//! those who watch; of passes, [`ExpectPass`] and [`ExpectPasses`] from PassSubmitter
+//! and [`Completed`] from the collector thread of the client. Sends `Lookup` to the store, a `Finished` hint to the node that accepted a job
 //! which ended here, and job events to the followers. On death the node stops.
 //!
 //! A hint only says when to look: the store has the outcome. While anyone waits, a slow poll finds
@@ -28,7 +28,7 @@ use crate::mesh::hints::Hints;
 use crate::store::messages::{JobRow, Lookup, StoreHandle, StoreResult};
 use crate::work::job_events::JobEvent;
 #[cfg(target_os = "linux")]
-use crate::work::pass_awaits::{Completed, ExpectPass, ExpectPasses, ForgetPasses, PassAwaits};
+use crate::work::pass_awaits::{Completed, ExpectPass, ExpectPasses, PassAwaits};
 
 /// Callers that may wait at once.
 const AWAITS_MAX: usize = 1 << 17;
@@ -425,17 +425,6 @@ impl Handler<ExpectPasses> for ResultCollector {
 
     fn handle(&mut self, expected: ExpectPasses, _: &mut Self::Context) {
         self.passes.expect_many(expected);
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Handler<ForgetPasses> for ResultCollector {
-    type Result = ();
-
-    fn handle(&mut self, ForgetPasses(passes): ForgetPasses, _: &mut Self::Context) {
-        for pass in passes {
-            self.passes.forget(pass);
-        }
     }
 }
 

@@ -17,8 +17,11 @@ pub mod beats;
 pub mod board;
 pub mod frame;
 pub mod layout;
+pub mod patience;
 pub mod ring;
 pub mod slot;
+pub mod succession;
+pub mod unserved;
 
 use std::fmt;
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::patience::Spin;
+use meshwork::passes::Spin;
 use meshwork::actors::host::registry::PassRegistry;
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use tempfile::TempDir;
