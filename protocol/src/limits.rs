@@ -201,3 +201,43 @@ pub const CLAIM_BACKOFF: Duration = Duration::from_millis(250);
 
 /// That pause grows no longer than this: a store that is back is found within it.
 pub const CLAIM_BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// Most clients of a pass file: each takes a row of 256 bytes and a range of slots.
+pub const PASS_CLIENTS_MAX: u32 = 256;
+
+/// Fewest and most slots of a client's range, which are the passes that it can have under way. The
+/// fewest are one word of completions; the most keep a collector's look at them under a microsecond.
+pub const PASS_CLIENT_SLOTS_MIN: u32 = 64;
+/// See [`PASS_CLIENT_SLOTS_MIN`].
+pub const PASS_CLIENT_SLOTS_MAX: u32 = 4_096;
+
+/// Most slots of all clients together: what the fencing token has bits for.
+pub const PASS_SLOTS_MAX: u32 = 1 << 18;
+
+/// Most workers of a pass file: more threads than a machine has processors gain nothing.
+pub const PASS_WORKERS_MAX: u32 = 1_024;
+
+/// A payload, of arguments or of a result, is shorter than this many bytes: what the words that
+/// describe a call and a reply count, with a bit to spare.
+pub const PASS_PAYLOAD_BYTES_END: usize = 1 << 19;
+
+/// Closures that may be known in one pass file. A worker's row has a bit for each.
+pub const PASS_CLOSURES_MAX: usize = 256;
+
+/// Longest name of a worker, a client or a closure in a pass file, in bytes of UTF-8; longer ones
+/// are cut. Shorter than [`NAME_BYTES_MAX`], so that a row is a line.
+pub const PASS_NAME_BYTES_MAX: usize = 48;
+
+/// Most times that a pass is begun: what the slot's word counts.
+pub const PASS_ATTEMPTS_MAX: u8 = 63;
+
+const _: () = assert!(
+    PASS_SLOTS_MAX >= 64 * PASS_CLIENT_SLOTS_MAX,
+    "64 clients can have the widest range, and so can the default 16"
+);
+const _: () = assert!(
+    PASS_CLIENTS_MAX * PASS_CLIENT_SLOTS_MIN <= PASS_SLOTS_MAX,
+    "all clients can have the narrowest range"
+);
+const _: () =
+    assert!(PASS_NAME_BYTES_MAX <= NAME_BYTES_MAX && PASS_NAME_BYTES_MAX.is_multiple_of(8));

@@ -18,9 +18,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::{fmt, io};
 
+use meshwork_protocol::limits::PASS_CLOSURES_MAX;
 use meshwork_protocol::pass::board::{Board, Walker};
 use meshwork_protocol::pass::frame::{Call, DISOWNED, FrameError, INLINE_BYTES, Reply, Status};
-use meshwork_protocol::pass::layout::{CLOSURES, Layout, WORD_SLOTS};
+use meshwork_protocol::pass::layout::{Layout, WORD_SLOTS};
 use meshwork_protocol::pass::ring::{Claim, HintRing, Slots};
 use meshwork_protocol::pass::slot::{SlotState, SlotWord};
 use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
@@ -236,7 +237,7 @@ impl PassRing {
     pub fn closures(&self) -> &[ClosureRow] {
         self.assert_here();
         // SAFETY: the rows lie here by the layout, and are all atomics.
-        unsafe { std::slice::from_raw_parts(self.at(self.layout.closures), CLOSURES) }
+        unsafe { std::slice::from_raw_parts(self.at(self.layout.closures), PASS_CLOSURES_MAX) }
     }
 
     /// The heartbeat table: the workers' beats, then the clients'.
@@ -319,7 +320,7 @@ impl PassRing {
 
     /// The rows of closures in the order in which an id looks for its own.
     fn probe(&self, id: ClosureId) -> impl Iterator<Item = (u16, &ClosureRow)> {
-        let begin = id.0 as usize % CLOSURES;
+        let begin = id.0 as usize % PASS_CLOSURES_MAX;
         let rows = self.closures().iter().enumerate();
         let (later, first) = (rows.clone().skip(begin), rows.take(begin));
         later.chain(first).map(|(index, row)| (index as u16, row))

@@ -7,11 +7,11 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use meshwork_protocol::limits::{PASS_CLOSURES_MAX, PASS_NAME_BYTES_MAX};
 use meshwork_protocol::pass::ClosureId;
 use meshwork_protocol::pass::frame::INLINE_BYTES;
 use meshwork_protocol::pass::layout::{
-    CLIENT_ROW_BYTES, CLOSURE_ROW_BYTES, CLOSURES, LINE_BYTES, NAME_BYTES, SLOT_BYTES,
-    WORKER_ROW_BYTES, field_offset,
+    CLIENT_ROW_BYTES, CLOSURE_ROW_BYTES, LINE_BYTES, SLOT_BYTES, WORKER_ROW_BYTES, field_offset,
 };
 
 /// A name in a record.
@@ -19,17 +19,17 @@ use meshwork_protocol::pass::layout::{
 #[derive(Debug)]
 pub struct NameField {
     pub(super) bytes: AtomicU64,
-    pub(super) text: [AtomicU64; NAME_BYTES / 8],
+    pub(super) text: [AtomicU64; PASS_NAME_BYTES_MAX / 8],
 }
 
 impl NameField {
-    /// Writes a name, cut to [`NAME_BYTES`] at a character.
+    /// Writes a name, cut to [`PASS_NAME_BYTES_MAX`] at a character.
     pub fn write(&self, name: &str) {
-        let mut end = name.len().min(NAME_BYTES);
+        let mut end = name.len().min(PASS_NAME_BYTES_MAX);
         while !name.is_char_boundary(end) {
             end -= 1;
         }
-        let mut padded = [0; NAME_BYTES];
+        let mut padded = [0; PASS_NAME_BYTES_MAX];
         padded[..end].copy_from_slice(&name.as_bytes()[..end]);
         for (word, eight) in self.text.iter().zip(padded.chunks_exact(8)) {
             let mut bytes = [0; 8];
@@ -43,7 +43,7 @@ impl NameField {
     /// The name; what is not UTF-8 in it is replaced.
     pub fn read(&self) -> String {
         // Pair `name`.
-        let end = (self.bytes.load(Acquire) as usize).min(NAME_BYTES);
+        let end = (self.bytes.load(Acquire) as usize).min(PASS_NAME_BYTES_MAX);
         let bytes: Vec<u8> =
             self.text.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(end).collect();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -91,7 +91,7 @@ pub struct WorkerRow {
     pub holder: Holder,
     pub(super) wake: AtomicU32,
     /// A bit for each closure that it runs, by the closure's row.
-    pub runs: [AtomicU64; CLOSURES / 64],
+    pub runs: [AtomicU64; PASS_CLOSURES_MAX / 64],
     hot: WorkerHot,
     /// What it is called.
     pub name: NameField,

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use meshwork_protocol::limits::PASS_CLOSURES_MAX;
 use meshwork_protocol::pass::frame::{Reply, Status};
-use meshwork_protocol::pass::layout::CLOSURES;
 use meshwork_protocol::pass::patience::{Next, Patience, Spin};
 use meshwork_protocol::pass::{ClosureId, WorkerIndex};
 
@@ -162,13 +162,13 @@ impl Repertoire {
 
 /// Says in the worker's row what it runs, so that clients know whom to wake and when to give up.
 fn advertise(ring: &PassRing, worker: WorkerIndex, registry: &PassRegistry) {
-    let mut runs = [0; CLOSURES / 64];
+    let mut runs = [0; PASS_CLOSURES_MAX / 64];
     for (id, closure) in registry.all() {
         match ring.closure_row(id, &closure.name) {
             Some(row) => runs[usize::from(row) / 64] |= 1 << (row % 64),
             None => tracing::error!(
                 closure = %closure.name, %id,
-                "{CLOSURES} closures are known in this directory already: passes of this one will not be run"
+                "{PASS_CLOSURES_MAX} closures are known in this directory already: passes of this one will not be run"
             ),
         }
     }

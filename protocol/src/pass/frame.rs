@@ -6,15 +6,13 @@
 
 use super::slot::ATTEMPT_MAX;
 use super::{ClosureId, Priority};
+use crate::limits::PASS_PAYLOAD_BYTES_END;
 
 /// Bytes of arguments, and of a result, that lie in the slot itself.
 pub const INLINE_BYTES: usize = 48;
 
-/// Largest payload that a layout may be made for: what the call word counts.
-pub const PAYLOAD_BYTES_LIMIT: usize = 1 << 19;
-
 const LENGTH_BITS: u32 = 20;
-const _: () = assert!(PAYLOAD_BYTES_LIMIT < 1 << LENGTH_BITS);
+const _: () = assert!(PASS_PAYLOAD_BYTES_END < 1 << LENGTH_BITS);
 
 /// The bit of a call word that says that the pass is of a client whose range another has taken: its
 /// reply is for nobody. Set by the new owner; the next call in the slot clears it.

@@ -6,10 +6,15 @@
 //! writes it when; the struct hash is taken over it, so two builds that would read a file differently
 //! refuse each other's.
 
-use super::frame::{INLINE_BYTES, PAYLOAD_BYTES_LIMIT};
-use super::{SLOTS_MAX, WORKERS_MAX};
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
+
+use super::frame::INLINE_BYTES;
+use super::slot::WORKER_BITS;
+use crate::limits::{
+    PASS_CLIENT_SLOTS_MAX, PASS_CLIENT_SLOTS_MIN, PASS_CLIENTS_MAX, PASS_CLOSURES_MAX,
+    PASS_PAYLOAD_BYTES_END, PASS_SLOTS_MAX, PASS_WORKERS_MAX,
+};
 
 /// The first eight bytes of a finished file. They are written last.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"mwpasses");
@@ -33,12 +38,10 @@ pub const LINE_BYTES: usize = 128;
 /// Bytes of a page: what the buffers are aligned to.
 pub const PAGE_BYTES: usize = 4_096;
 
-/// Longest name of a client, a worker or a closure, in bytes of UTF-8.
-pub const NAME_BYTES: usize = 48;
-/// Closures that a file has rows for.
-pub const CLOSURES: usize = 256;
 /// Slots whose completions share a word.
 pub const WORD_SLOTS: u32 = 64;
+
+const _: () = assert!(PASS_CLIENT_SLOTS_MIN.is_multiple_of(WORD_SLOTS), "a range has whole words");
 
 /// Who writes a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,19 +225,21 @@ impl Default for Geometry {
 #[non_exhaustive]
 pub enum GeometryError {
     /// The number of clients.
-    #[error("clients must be 1 to 256, not {0}")]
+    #[error("clients must be 1 to {PASS_CLIENTS_MAX}, not {0}")]
     Clients(u32),
     /// The number of slots of each client.
-    #[error("slots_per_client must be a power of two from 64 to 4096, not {0}")]
+    #[error(
+        "slots_per_client must be a power of two from {PASS_CLIENT_SLOTS_MIN} to {PASS_CLIENT_SLOTS_MAX}, not {0}"
+    )]
     Slots(u32),
     /// The number of workers.
-    #[error("workers must be a multiple of 64 up to 1024, not {0}")]
+    #[error("workers must be a multiple of 64 up to {PASS_WORKERS_MAX}, not {0}")]
     Workers(u32),
     /// The payload.
-    #[error("payload_bytes must be a multiple of 4096 and under 524288, not {0}")]
+    #[error("payload_bytes must be a multiple of 4096 and under {PASS_PAYLOAD_BYTES_END}, not {0}")]
     Payload(u32),
     /// All slots together.
-    #[error("clients times slots_per_client must be at most {SLOTS_MAX}, not {0}")]
+    #[error("clients times slots_per_client must be at most {PASS_SLOTS_MAX}, not {0}")]
     AllSlots(u32),
 }
 
@@ -278,23 +283,24 @@ impl Layout {
     /// The first number that is out of its range.
     pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
         let Geometry { clients, slots_per_client, workers, payload_bytes } = geometry;
-        if !(1..=256).contains(&clients) {
+        if !(1..=PASS_CLIENTS_MAX).contains(&clients) {
             return Err(GeometryError::Clients(clients));
         }
-        if !(WORD_SLOTS..=4_096).contains(&slots_per_client) || !slots_per_client.is_power_of_two()
+        if !(PASS_CLIENT_SLOTS_MIN..=PASS_CLIENT_SLOTS_MAX).contains(&slots_per_client)
+            || !slots_per_client.is_power_of_two()
         {
             return Err(GeometryError::Slots(slots_per_client));
         }
-        if !(1..=1_024).contains(&workers) || !workers.is_multiple_of(64) {
+        if !(1..=PASS_WORKERS_MAX).contains(&workers) || !workers.is_multiple_of(64) {
             return Err(GeometryError::Workers(workers));
         }
-        if payload_bytes as usize >= PAYLOAD_BYTES_LIMIT
+        if payload_bytes as usize >= PASS_PAYLOAD_BYTES_END
             || !(payload_bytes as usize).is_multiple_of(PAGE_BYTES)
         {
             return Err(GeometryError::Payload(payload_bytes));
         }
         let all_slots = clients * slots_per_client;
-        if all_slots > SLOTS_MAX {
+        if all_slots > PASS_SLOTS_MAX {
             return Err(GeometryError::AllSlots(all_slots));
         }
         let mut end = HEADER_BYTES;
@@ -305,7 +311,7 @@ impl Layout {
         };
         let workers_at = place(workers as usize * WORKER_ROW_BYTES);
         let clients_at = place(clients as usize * CLIENT_ROW_BYTES);
-        let closures = place(CLOSURES * CLOSURE_ROW_BYTES);
+        let closures = place(PASS_CLOSURES_MAX * CLOSURE_ROW_BYTES);
         let beats = place((workers + clients) as usize * 8);
         let sleepers = place(workers as usize / 64 * 8);
         let completions = place((all_slots / WORD_SLOTS) as usize * LINE_BYTES);
@@ -362,8 +368,9 @@ fn ring_cells(geometry: Geometry) -> u32 {
 /// The hash over all that two builds must agree on.
 pub fn struct_hash() -> u64 {
     let mut text = format!(
-        "{VERSION} {:x} {WORKERS_MAX} {CLOSURES} {LINE_BYTES} {INLINE_BYTES}",
-        u32::from_ne_bytes([1, 2, 3, 4])
+        "{VERSION} {:x} {} {PASS_CLOSURES_MAX} {LINE_BYTES} {INLINE_BYTES}",
+        u32::from_ne_bytes([1, 2, 3, 4]),
+        1 << WORKER_BITS,
     );
     for field in FIELDS {
         text += &format!(";{}.{} {} {}", field.record, field.name, field.offset, field.bytes);

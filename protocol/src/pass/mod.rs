@@ -28,11 +28,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Most slots of all clients together: what the fencing token has bits for.
-pub const SLOTS_MAX: u32 = 1 << 18;
+use crate::limits::PASS_SLOTS_MAX;
 
-/// Most workers: what the slot word has bits for.
-pub const WORKERS_MAX: u32 = 1 << 14;
+const _: () = assert!(PASS_SLOTS_MAX == 1 << (64 - 46), "a fencing token has bits for the slot");
 
 /// What a closure is known by in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,7 +70,7 @@ impl PassId {
     /// What the closure may fence its own writes with: no other run of any pass has the same, and of
     /// two runs of one pass the later has the greater. Attempts count from zero.
     pub fn fencing_token(self, attempt: u8) -> u64 {
-        let slot = u64::from(self.slot % SLOTS_MAX);
+        let slot = u64::from(self.slot % PASS_SLOTS_MAX);
         let generation = self.generation & slot::GENERATION_MASK;
         slot << 46 | generation << 6 | u64::from(attempt & slot::ATTEMPT_MAX)
     }

@@ -25,7 +25,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use super::atomic::AtomicWord;
 use super::slot::SlotWord;
-use super::{ClosureId, SLOTS_MAX, WorkerIndex};
+use super::{ClosureId, WorkerIndex};
+use crate::limits::PASS_SLOTS_MAX;
 
 const SLOT_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 20;
@@ -33,7 +34,7 @@ const LAP_SHIFT: u32 = SLOT_BITS + GENERATION_BITS;
 const LAP_MASK: u64 = (1 << (64 - LAP_SHIFT)) - 1;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
-const _: () = assert!((SLOTS_MAX as u64) < 1 << SLOT_BITS);
+const _: () = assert!((PASS_SLOTS_MAX as u64) < 1 << SLOT_BITS);
 
 /// How many positions ahead of a claim the next slot is asked for: a few short calls take as long as
 /// a line from another processor.
@@ -335,7 +336,7 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
     pub(super) fn each_hint(&self, mut seen: impl FnMut(u32, u64)) {
         for cell in self.cells {
             let cell = Cell(cell.load(Acquire));
-            if cell.slot() < SLOTS_MAX {
+            if cell.slot() < PASS_SLOTS_MAX {
                 seen(cell.slot(), cell.0 >> SLOT_BITS & GENERATION_MASK);
             }
         }

@@ -18,22 +18,24 @@
 //! is dead, so no two ever write the same bytes.
 
 use super::WorkerIndex;
+use crate::limits::{PASS_ATTEMPTS_MAX, PASS_WORKERS_MAX};
 
 const GENERATION_BITS: u32 = 40;
-const WORKER_BITS: u32 = 14;
+pub(super) const WORKER_BITS: u32 = 14;
 const ATTEMPT_BITS: u32 = 6;
 const STATE_SHIFT: u32 = GENERATION_BITS + WORKER_BITS + ATTEMPT_BITS;
 const ATTEMPT_SHIFT: u32 = GENERATION_BITS + WORKER_BITS;
 
-/// The generation's bits. A slot used a million times a second keeps them for twelve days, and a
-/// client takes its slots in turn.
+/// The generation's bits. A slot used a million times a second takes twelve days to go through them;
+/// then they begin anew, and so do the fencing tokens of its passes.
 pub const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 /// Greatest number of an attempt, counted from zero.
 pub const ATTEMPT_MAX: u8 = (1 << ATTEMPT_BITS) - 1;
 
 const _: () = assert!(STATE_SHIFT + 4 == 64);
-const _: () = assert!(super::WORKERS_MAX == 1 << WORKER_BITS);
+const _: () = assert!(PASS_WORKERS_MAX <= 1 << WORKER_BITS, "a word names its worker");
+const _: () = assert!(PASS_ATTEMPTS_MAX == ATTEMPT_MAX, "a word counts its attempts");
 
 /// Whose a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +136,7 @@ impl SlotWord {
     /// READY to CLAIMED by this worker.
     #[inline(always)]
     pub const fn claimed(self, worker: WorkerIndex) -> Option<Self> {
-        if !self.is_ready() || worker.0 as u32 >= super::WORKERS_MAX {
+        if !self.is_ready() || worker.0 >> WORKER_BITS != 0 {
             return None;
         }
         Some(Self::with(SlotState::Claimed, self.attempt(), worker.0, self.generation()))
