@@ -5,31 +5,28 @@
 
 #[path = "passes/actors.rs"]
 mod actors;
+#[path = "passes/common/mod.rs"]
+mod common;
 #[path = "passes/copy.rs"]
 mod copy;
 #[path = "passes/failover.rs"]
 mod failover;
-#[path = "passes/floors.rs"]
-mod floors;
 #[path = "passes/latency.rs"]
 mod latency;
 #[path = "passes/worker.rs"]
 mod worker;
 
-use std::time::Duration;
-
 use meshwork::passes::Spin;
 use serde::Serialize;
 
 use self::actors::Actors;
-use self::floors::Floors;
+use self::common::floors::Floors;
+use self::common::median;
+use self::common::scan::scan_ns;
 use self::latency::Bench;
 
 /// Measurements of each figure; the median counts.
 const ROUNDS: usize = 9;
-
-/// How long a client lets the worker idle before a round trip.
-const IDLE: Duration = Duration::from_millis(5);
 
 #[derive(Serialize)]
 struct Report {
@@ -94,7 +91,7 @@ fn measure() -> (Report, Beside) {
     });
     eprintln!("idle worker");
     let idle_cpu_percent = latency::idle_cpu_percent();
-    let scans = rounds("watchdog scans", |_| (latency::scan_ns(8), latency::scan_ns(64)));
+    let scans = rounds("watchdog scans", |_| (scan_ns(8, 8), scan_ns(64, 64)));
     let actors = rounds("through the actors", |_| Actors::measure());
     eprintln!("failover");
     let failovers = failover::times_ms();
@@ -136,12 +133,6 @@ fn rounds<T>(what: &str, mut measure: impl FnMut(usize) -> T) -> Vec<T> {
         .collect()
 }
 
-fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 fn print(report: &Report, beside: &Beside) {
     let line = report.line_rtt_ns;
     println!("floors of this run");
@@ -176,7 +167,10 @@ fn print(report: &Report, beside: &Beside) {
         "  idle worker                {:.2} % of a core (at most 0.5)",
         report.idle_cpu_percent
     );
-    println!("watchdog scan in memory, every row beating, with the reading of the clock");
+    println!(
+        "watchdog scan in memory, every row beating, with the reading of the clock ({:.1} ns)",
+        beside.floors.clock_ns
+    );
     println!("  8 slots                    {:.1} ns (the peer's: benches/peers)", report.scan_8_ns);
     println!(
         "  64 slots                   {:.1} ns (the peer's: benches/peers)",

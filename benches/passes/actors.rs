@@ -12,7 +12,8 @@ use meshwork::passes::Spin;
 use meshwork::passes::{Pass, Passes, Submit, SubmitBatch};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::worker::{ECHO, Process, Role, shared_directory};
+use crate::common::shared_directory;
+use crate::worker::{ECHO, Role};
 
 /// Passes submitted one after another in a round.
 const SINGLES: usize = 2_000;
@@ -35,8 +36,7 @@ impl Actors {
     pub(crate) fn measure() -> Self {
         System::new().block_on(async {
             let directory = shared_directory();
-            let role = Role::Worker(directory.path().to_owned(), Spin::Adaptive);
-            let _worker = Process::start(&role);
+            let _worker = Role::Worker(directory.path().to_owned(), Spin::Adaptive).start();
             let passes = Passes::builder(directory.path()).placement(Placement::single()).start();
             let passes = passes.await.expect("a fresh directory");
             let floor_ns = echo_ns().await + wake_ns().await;

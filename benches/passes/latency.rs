@@ -1,23 +1,16 @@
 //! Throughput, submitting, round trips, and what is spent on nothing.
 
-use std::hint::black_box;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::reclaimer::{Heart, ReclaimerOptions};
 use meshwork::passes::Spin;
-use meshwork::protocol::pass::beats::Beats;
-use meshwork::protocol::time;
-use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
-use crate::worker::{ECHO, Process, Role, shared_directory};
-use crate::{IDLE, median};
+use crate::common::process::Process;
+use crate::common::{IDLE, median, shared_directory};
+use crate::worker::{ECHO, Role};
 
 const ARG_BYTES: usize = 48;
 const IN_FLIGHT: u64 = 512;
@@ -35,9 +28,6 @@ const BATCHES: usize = 100;
 const BATCH: u64 = 1_000;
 /// How long an idle worker is watched.
 const WATCHED: Duration = Duration::from_secs(5);
-/// Scans of one measurement.
-const SCANS: u32 = 200_000;
-const BEAT_EVERY: Duration = Duration::from_millis(10);
 
 /// A client and a worker process. Fields are dropped in this order: the worker before its files.
 pub(crate) struct Bench {
@@ -54,7 +44,7 @@ impl Bench {
     pub(crate) fn open(spin: Spin) -> Self {
         let directory = shared_directory();
         let host = PassHost::open(directory.path(), None).expect("a fresh directory");
-        let worker = Process::start(&Role::Worker(directory.path().to_owned(), spin));
+        let worker = Role::Worker(directory.path().to_owned(), spin).start();
         let options = ClientOptions { name: "bench".to_owned(), ..ClientOptions::default() };
         let client = PassClient::join(&host, options).expect("there is a free row");
         let pass = Pass::named(ECHO, vec![7; ARG_BYTES]);
@@ -165,7 +155,7 @@ pub(crate) fn idle_cpu_percent() -> f64 {
     let bench = Bench::open(Spin::Adaptive);
     // It spins for a while after its last pass.
     std::thread::sleep(Duration::from_millis(200));
-    let pid = bench.worker.pid();
+    let pid = bench.worker.0.id();
     let (begin, before) = (Instant::now(), cpu_time(pid));
     std::thread::sleep(WATCHED);
     let spent = cpu_time(pid) - before;
@@ -192,44 +182,4 @@ fn cpu_time(pid: u32) -> Duration {
             Duration::from_millis(10 * ticks)
         }
     }
-}
-
-/// Nanoseconds of a watchdog's scan of so many rows, all taken and beating, with the reading of the
-/// coarse clock before it.
-pub(crate) fn scan_ns(slots: usize) -> f64 {
-    let directory = shared_directory();
-    let host = PassHost::open(directory.path(), None).expect("a fresh directory");
-    let seats: Vec<_> =
-        (0..slots).map(|_| host.join_worker("bench").expect("there is a free row")).collect();
-    let (heart, stop) = (Heart::new(&host), Arc::new(AtomicBool::new(false)));
-    let stopped = Arc::clone(&stop);
-    let beating = std::thread::spawn(move || {
-        while !stopped.load(Acquire) {
-            heart.beat();
-            std::thread::sleep(BEAT_EVERY);
-        }
-    });
-    let rows = &host.ring().beats()[..slots];
-    let mut beats = Beats::new(slots, ReclaimerOptions::default().grace);
-    let mut suspects = 0u32;
-    let mut scan = || beats.scan(coarse_now(), black_box(rows), |_| suspects += 1);
-    (0..SCANS / 10).for_each(|_| scan());
-    let begin = Instant::now();
-    (0..SCANS).for_each(|_| scan());
-    let ns = begin.elapsed().as_nanos() as f64 / f64::from(SCANS);
-    stop.store(true, Release);
-    beating.join().expect("hearts do not panic");
-    for seat in seats {
-        host.leave_worker(seat);
-    }
-    assert_eq!(suspects, 0, "living workers were suspected");
-    ns
-}
-
-/// The coarse clock moves every few milliseconds: enough for a grace of hundreds.
-fn coarse_now() -> time::Instant {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    time::Instant::from_micros(
-        now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1_000,
-    )
 }

@@ -1,10 +1,9 @@
 //! The worker processes, and the closures that they have.
 
 use std::cell::RefCell;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::ffi::OsString;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use meshwork::actors::host::pass_host::PassHost;
@@ -13,6 +12,7 @@ use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use meshwork::passes::Spin;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::common::process::{Process, ready_until_the_end};
 use crate::copy;
 
 /// Returns its arguments.
@@ -26,7 +26,6 @@ pub(crate) const HANG: &str = "hang";
 /// Longer than any run of the benchmark.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
 
-const READY: &str = "ready";
 const WORKER: &str = "--worker";
 const COPIER: &str = "--copier";
 
@@ -61,33 +60,28 @@ impl Role {
                 let options = WorkerOptions { name: "bench".to_owned(), spin };
                 let _worker =
                     WorkerThread::spawn(&host, registry(), &options).expect("there is a free row");
-                say_ready();
-                // Ends with the process that has the other end.
-                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+                ready_until_the_end();
             }
             Self::Copier(directory) => {
-                let shared = copy::Shared::open(&directory);
-                say_ready();
-                std::thread::spawn(move || shared.take_for_ever());
-                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+                std::thread::spawn(move || copy::take_for_ever(&directory));
+                ready_until_the_end();
             }
         }
     }
 
-    fn args(&self) -> Vec<String> {
-        let text = |path: &Path| path.to_str().expect("a temporary path is text").to_owned();
+    /// Starts a process that does it.
+    pub(crate) fn start(&self) -> Process {
+        Process::start(&self.args())
+    }
+
+    fn args(&self) -> Vec<OsString> {
         match self {
             Self::Worker(directory, spin) => {
-                vec![WORKER.to_owned(), text(directory), format!("{spin:?}")]
+                vec![WORKER.into(), directory.into(), format!("{spin:?}").into()]
             }
-            Self::Copier(directory) => vec![COPIER.to_owned(), text(directory)],
+            Self::Copier(directory) => vec![COPIER.into(), directory.into()],
         }
     }
-}
-
-fn say_ready() {
-    println!("{READY}");
-    std::io::stdout().flush().expect("the other end reads");
 }
 
 fn registry() -> PassRegistry {
@@ -129,52 +123,4 @@ fn registry() -> PassRegistry {
 pub(crate) fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
-
-/// This program in another process, in a role. Killed when dropped.
-pub(crate) struct Process(Child);
-
-impl Process {
-    /// Starts it, and waits until it says that it is ready.
-    pub(crate) fn start(role: &Role) -> Self {
-        let program = std::env::current_exe().expect("this program has a path");
-        let mut child = Command::new(program)
-            .args(role.args())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program can be started again");
-        let stdout = child.stdout.take().expect("it is piped");
-        let process = Self(child);
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
-        assert_eq!(line.trim_end(), READY, "the process did not come up");
-        process
-    }
-
-    /// Its number.
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// `kill -9`. Does not wait for its end.
-    pub(crate) fn kill(&mut self) {
-        self.0.kill().expect("it was not waited for yet");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have been killed before.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A directory in memory, gone when dropped.
-pub(crate) fn shared_directory() -> tempfile::TempDir {
-    tempfile::Builder::new()
-        .prefix("meshwork-passes-")
-        .tempdir_in("/dev/shm")
-        .expect("/dev/shm can be written")
 }

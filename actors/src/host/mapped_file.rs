@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -549,4 +549,88 @@ fn boot_id() -> Result<[u8; 16], OpenError> {
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
     }
     Ok(id)
+}
+
+/// Buffers in a file of their own, which processes hand each other by a flag: what passes are measured
+/// against (`benches/passes`). Nothing recovers a process that dies between two flags.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct RawBuffers {
+    map: MmapRaw,
+    count: usize,
+    bytes: usize,
+}
+
+/// Bytes of a flag: lines of its own. The flags come first, then the buffers.
+const FLAG_BYTES: usize = 128;
+const EMPTY: u64 = 0;
+const PUTTING: u64 = 1;
+const FULL: u64 = 2;
+const TAKING: u64 = 3;
+
+impl RawBuffers {
+    /// Maps a file with so many buffers, and makes it if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn open(path: &Path, count: usize, bytes: usize) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
+        let length = count * (FLAG_BYTES + bytes);
+        file.set_len(length as u64)?;
+        Ok(Self { map: MmapOptions::new().len(length).map_raw(&file)?, count, bytes })
+    }
+
+    /// Copies into a buffer, once it is empty.
+    pub fn put(&self, buffer: usize, from: &[u8]) {
+        assert_eq!(from.len(), self.bytes);
+        self.pass_on(buffer, [EMPTY, PUTTING, FULL], |place| {
+            // SAFETY: see `pass_on`; the lengths are the same.
+            unsafe { place.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        });
+    }
+
+    /// Copies out of a buffer, once it is full.
+    pub fn take(&self, buffer: usize, into: &mut [u8]) {
+        assert_eq!(into.len(), self.bytes);
+        self.pass_on(buffer, [FULL, TAKING, EMPTY], |place| {
+            // SAFETY: see `pass_on`; the lengths are the same.
+            unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        });
+    }
+
+    /// Waits until a buffer is empty.
+    pub fn wait_until_empty(&self, buffer: usize) {
+        while self.flag(buffer).load(Ordering::Acquire) != EMPTY {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Gives the buffer's place to `copy`, which has it for itself: nobody else gets past the flag
+    /// while that is in the middle state. Pair `buffer`: what the last one did there is seen.
+    fn pass_on(
+        &self,
+        buffer: usize,
+        [from, while_copying, to]: [u64; 3],
+        copy: impl FnOnce(*mut u8),
+    ) {
+        let flag = self.flag(buffer);
+        while flag
+            .compare_exchange_weak(from, while_copying, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            std::hint::spin_loop();
+        }
+        // SAFETY: the buffer lies in the mapping, after the flags.
+        copy(unsafe { self.map.as_mut_ptr().add(self.count * FLAG_BYTES + buffer * self.bytes) });
+        // Pair `buffer`.
+        flag.store(to, Ordering::Release);
+    }
+
+    fn flag(&self, buffer: usize) -> &AtomicU64 {
+        assert!(buffer < self.count);
+        // SAFETY: in the mapping, aligned to its lines, and only ever used as an atomic.
+        unsafe { &*self.map.as_mut_ptr().add(buffer * FLAG_BYTES).cast::<AtomicU64>() }
+    }
 }

@@ -2,7 +2,8 @@
 //! paired, in one run.
 
 mod channel;
-mod floors;
+#[path = "../../passes/common/mod.rs"]
+mod common;
 mod ours;
 mod peer;
 mod scan;
@@ -10,18 +11,18 @@ mod scenario;
 mod worker;
 
 use std::fmt;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
 use self::channel::{Channel, Payload};
-use self::floors::Floors;
+use self::common::floors::Floors;
+use self::common::median;
 use self::ours::Ours;
 use self::peer::Peer;
 use self::scan::Occupied;
-use self::scenario::{IN_FLIGHT, Place, median};
+use self::scenario::{IN_FLIGHT, Place};
 pub(crate) use self::worker::{Options as WorkerOptions, run as run_worker};
 
 /// How to run the comparison.
@@ -66,7 +67,7 @@ impl Ratios {
         let throughput = comparison.throughput.ratios();
         Self {
             pairs: comparison.pairs,
-            throughput_ratio: round(median(&throughput)),
+            throughput_ratio: round(median(throughput.iter().copied())),
             throughput_ratio_min: round(throughput.into_iter().fold(f64::INFINITY, f64::min)),
             submit_ratio_peer: round(comparison.submit.ratio_to_peer()),
             submit_ratio_channel: round(comparison.submit.ratio_to_channel()),
@@ -81,6 +82,9 @@ fn round(ratio: f64) -> f64 {
     (ratio * 1_000.0).round() / 1_000.0
 }
 
+/// Measurements of each floor; the median counts.
+const FLOORS: usize = 9;
+
 struct Comparison {
     pairs: u8,
     floors: Floors,
@@ -93,7 +97,7 @@ struct Comparison {
 impl Comparison {
     fn run(pairs: u8) -> Result<Self> {
         eprintln!("floors");
-        let floors = Floors::measure()?;
+        let floors = Floors::medians(&(0..FLOORS).map(|_| Floors::measure()).collect::<Vec<_>>());
         Ok(Self {
             pairs,
             floors,
@@ -146,7 +150,7 @@ impl Pairs {
     }
 
     fn ratio(&self) -> f64 {
-        median(&self.ratios())
+        median(self.ratios())
     }
 }
 
@@ -207,7 +211,7 @@ impl Submit {
 
     fn ratio_to(&self, others: &[Submitter]) -> f64 {
         let ours = &self.0[0];
-        others.iter().map(|other| median(&ratios(&ours.burst, &other.burst))).fold(0.0, f64::max)
+        others.iter().map(|other| median(ratios(&ours.burst, &other.burst))).fold(0.0, f64::max)
     }
 }
 
@@ -222,7 +226,7 @@ impl Scan {
     fn run(pairs: u8, slots: usize) -> Result<Self> {
         let run = |occupied| {
             Pairs::run(pairs, &format!("scan of {slots}, {occupied}"), |side| match side {
-                Side::Ours => scan::ours_ns(slots, occupied),
+                Side::Ours => Ok(scan::ours_ns(slots, occupied)),
                 Side::Peer => scan::peer_ns(slots, occupied),
             })
         };
@@ -237,18 +241,16 @@ impl Scan {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Floors { line_rtt, wake_nobody, wake_to_run_idle, wake_to_run_hot, clock } =
-            self.floors;
+        let Floors { line_rtt_ns, wake_nobody_ns, wake_to_run_ns, clock_ns } = self.floors;
         writeln!(f, "Floors of this run")?;
-        writeln!(f, "  cache line, round trip between two threads  {line_rtt:.1} ns")?;
-        writeln!(f, "  futex wake, nobody waits                    {wake_nobody:.0} ns")?;
+        writeln!(f, "  cache line, round trip between two threads  {line_rtt_ns:.1} ns")?;
+        writeln!(f, "  futex wake, nobody waits                    {wake_nobody_ns:.0} ns")?;
         writeln!(
             f,
-            "  futex wake to run, p50                      {:.1} us after 5 ms idle, {:.1} us hot",
-            wake_to_run_idle / 1e3,
-            wake_to_run_hot / 1e3
+            "  futex wake to run after 5 ms idle           {:.1} us",
+            wake_to_run_ns / 1e3
         )?;
-        writeln!(f, "  reading CLOCK_MONOTONIC_COARSE              {clock:.1} ns")?;
+        writeln!(f, "  reading CLOCK_MONOTONIC_COARSE              {clock_ns:.1} ns")?;
 
         writeln!(
             f,
@@ -269,8 +271,8 @@ impl fmt::Display for Comparison {
                 f,
                 "  {:<28} {:>22.1} {:>24.1}",
                 submitter.name,
-                median(&submitter.burst),
-                median(&submitter.sustained)
+                median(submitter.burst.iter().copied()),
+                median(submitter.sustained.iter().copied())
             )?;
         }
         writeln!(
@@ -299,12 +301,9 @@ impl Pairs {
         writeln!(
             f,
             "  meshwork {:.2} {unit}  subetha-cxc {:.2} {unit}  ratio {:.3} ({least:.3} to {most:.3})",
-            median(&self.ours) / per_unit,
-            median(&self.peer) / per_unit,
-            median(&ratios)
+            median(self.ours.iter().copied()) / per_unit,
+            median(self.peer.iter().copied()) / per_unit,
+            median(ratios)
         )
     }
 }
-
-/// How long a client lets the worker idle.
-const IDLE: Duration = Duration::from_millis(5);

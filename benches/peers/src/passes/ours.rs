@@ -6,13 +6,15 @@ use anyhow::Result;
 use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
 use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork::actors::host::pass_host::PassHost;
-use meshwork::passes::Spin;
 use meshwork::actors::host::registry::PassRegistry;
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
+use meshwork::passes::Spin;
 use tempfile::TempDir;
 
+use super::common::process::Process;
+use super::common::shared_directory;
 use super::scenario::{Client, Place};
-use super::worker::{WorkerProcess, WorkerSide, shared_directory};
+use super::worker::{self, WorkerSide};
 
 /// The arguments of a pass, and its result.
 pub(super) const ARG_BYTES: usize = 48;
@@ -29,19 +31,19 @@ pub(super) struct Ours {
 }
 
 enum Worker {
-    Process { _process: WorkerProcess },
+    Process { _process: Process },
     Thread { _thread: WorkerThread },
 }
 
 impl Ours {
     /// A fresh directory, a client of it, and a worker that sleeps and spins as it does by default.
     pub(super) fn open(place: Place) -> Result<Self> {
-        let directory = shared_directory()?;
+        let directory = shared_directory();
         let host = PassHost::open(directory.path(), None)?;
         let worker = match place {
-            Place::Process => Worker::Process {
-                _process: WorkerProcess::spawn(WorkerSide::Ours, directory.path())?,
-            },
+            Place::Process => {
+                Worker::Process { _process: worker::start(WorkerSide::Ours, directory.path())? }
+            }
             Place::Thread => Worker::Thread { _thread: start_worker(directory.path())? },
         };
         let client = PassClient::join(

@@ -14,8 +14,10 @@ use subetha_cxc::{
 };
 use tempfile::TempDir;
 
+use super::common::process::Process;
+use super::common::shared_directory;
 use super::scenario::{Client, Place};
-use super::worker::{WorkerProcess, WorkerSide, shared_directory};
+use super::worker::{self, WorkerSide};
 
 /// The arguments of a pass: all that fits beside its head of 10 bytes in a slot of 56.
 pub(super) const ARG_BYTES: usize = 46;
@@ -40,7 +42,7 @@ pub(super) struct Peer {
 }
 
 enum Worker {
-    Process { _process: WorkerProcess },
+    Process { _process: Process },
     Thread { _scheduler: Box<BackgroundScheduler> },
 }
 
@@ -63,12 +65,12 @@ impl Paths {
 impl Peer {
     /// Fresh rings, made before the worker starts, since two that make them at once can crash.
     pub(super) fn open(place: Place) -> Result<Self> {
-        let directory = shared_directory()?;
+        let directory = shared_directory();
         let paths = Paths::of(directory.path());
         let (submitter, collector, worker) = match place {
             Place::Process => {
                 let (submit, result) = (ring(&paths.submit)?, ring(&paths.result)?);
-                let process = WorkerProcess::spawn(WorkerSide::Peer, directory.path())?;
+                let process = worker::start(WorkerSide::Peer, directory.path())?;
                 (
                     Submitter::new(submit),
                     ResultCollector::new(result),

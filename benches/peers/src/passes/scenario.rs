@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::IDLE;
+use super::common::{IDLE, median};
 
 /// Passes under way at most: what a client of ours has by default.
 pub(super) const IN_FLIGHT: u64 = 512;
@@ -36,13 +36,6 @@ pub(super) trait Client {
 
     /// Results that were not what was submitted.
     fn wrong(&self) -> u64;
-}
-
-/// The middle value; of an even number, the upper one of the two.
-pub(super) fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Passes a second with 512 in flight. Every one is accepted and comes back.
@@ -132,7 +125,7 @@ pub(super) fn rtt_idle_ns(client: &mut impl Client) -> Result<f64> {
         ns.push(begin.elapsed().as_nanos() as f64);
     }
     all_right(client)?;
-    Ok(median(&ns))
+    Ok(median(ns))
 }
 
 fn all_right(client: &impl Client) -> Result<()> {

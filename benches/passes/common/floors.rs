@@ -6,46 +6,50 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Instant;
 
-use anyhow::Result;
 use rustix::thread::futex::{self, Flags};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::IDLE;
-use super::scenario::median;
+use super::{IDLE, median};
 
 /// Few: two threads that share a processor take a time slice for each.
 const LINE_ROUND_TRIPS: u64 = 20_000;
-/// Of those; the median counts.
-const LINE_ROUNDS: usize = 21;
-const WAKES_OF_NOBODY: u32 = 200_000;
-const WAKES: usize = 200;
-const CLOCK_READINGS: u32 = 1_000_000;
+const WAKES_OF_NOBODY: u32 = 100_000;
+const WAKES: usize = 50;
+const CLOCK_READINGS: u32 = 200_000;
 
-/// In nanoseconds.
+/// The floors of one round.
 #[derive(Clone, Copy)]
-pub(super) struct Floors {
+pub(crate) struct Floors {
     /// A cache line to another thread and one back.
-    pub(super) line_rtt: f64,
+    pub(crate) line_rtt_ns: f64,
     /// The system call that wakes nobody.
-    pub(super) wake_nobody: f64,
+    pub(crate) wake_nobody_ns: f64,
     /// From the call until the woken thread runs, which had slept for 5 ms.
-    pub(super) wake_to_run_idle: f64,
-    /// The same without the 5 ms.
-    pub(super) wake_to_run_hot: f64,
+    pub(crate) wake_to_run_ns: f64,
     /// The clock that a watchdog reads before a scan.
-    pub(super) clock: f64,
+    pub(crate) clock_ns: f64,
 }
 
 impl Floors {
-    /// Measures all of them, which takes some seconds.
-    pub(super) fn measure() -> Result<Self> {
-        Ok(Self {
-            line_rtt: median(&(0..LINE_ROUNDS).map(|_| line_rtt_ns()).collect::<Result<Vec<_>>>()?),
-            wake_nobody: wake_nobody_ns()?,
-            wake_to_run_idle: wake_to_run_ns(true)?,
-            wake_to_run_hot: wake_to_run_ns(false)?,
-            clock: clock_ns(),
-        })
+    /// Measures all of them.
+    pub(crate) fn measure() -> Self {
+        Self {
+            line_rtt_ns: line_rtt_ns(),
+            wake_nobody_ns: wake_nobody_ns(),
+            wake_to_run_ns: wake_to_run_ns(),
+            clock_ns: clock_ns(),
+        }
+    }
+
+    /// The median of each.
+    pub(crate) fn medians(rounds: &[Self]) -> Self {
+        let of = |each: fn(&Self) -> f64| median(rounds.iter().map(each));
+        Self {
+            line_rtt_ns: of(|floors| floors.line_rtt_ns),
+            wake_nobody_ns: of(|floors| floors.wake_nobody_ns),
+            wake_to_run_ns: of(|floors| floors.wake_to_run_ns),
+            clock_ns: of(|floors| floors.clock_ns),
+        }
     }
 }
 
@@ -54,17 +58,17 @@ impl Floors {
 #[derive(Default)]
 struct Line(AtomicU64);
 
-fn line_rtt_ns() -> Result<f64> {
+fn line_rtt_ns() -> f64 {
     let lines = Arc::new((Line::default(), Line::default()));
     let other = Arc::clone(&lines);
-    let echo = std::thread::Builder::new().spawn(move || {
+    let echo = std::thread::spawn(move || {
         for turn in 1..=LINE_ROUND_TRIPS {
             while other.0.0.load(Acquire) != turn {
                 spin_loop();
             }
             other.1.0.store(turn, Release);
         }
-    })?;
+    });
     let begin = Instant::now();
     for turn in 1..=LINE_ROUND_TRIPS {
         lines.0.0.store(turn, Release);
@@ -73,37 +77,40 @@ fn line_rtt_ns() -> Result<f64> {
         }
     }
     let ns = begin.elapsed().as_nanos() as f64 / LINE_ROUND_TRIPS as f64;
-    // It has nothing to panic on.
-    let _ = echo.join();
-    Ok(ns)
+    echo.join().expect("an echo does not panic");
+    ns
 }
 
-fn wake_nobody_ns() -> Result<f64> {
+fn wake_nobody_ns() -> f64 {
     let word = AtomicU32::new(0);
     let begin = Instant::now();
     for _ in 0..WAKES_OF_NOBODY {
-        futex::wake(&word, Flags::empty(), 1)?;
+        futex::wake(&word, Flags::empty(), 1).expect("the word is mapped");
     }
-    Ok(begin.elapsed().as_nanos() as f64 / f64::from(WAKES_OF_NOBODY))
+    begin.elapsed().as_nanos() as f64 / f64::from(WAKES_OF_NOBODY)
 }
 
 /// A thread that sleeps on `word` and says when it ran.
+#[derive(Default)]
 struct Sleeper {
     word: AtomicU32,
     ran_ns: AtomicU64,
     stop: AtomicBool,
 }
 
-fn wake_to_run_ns(idle: bool) -> Result<f64> {
+impl Sleeper {
+    fn wake(&self) {
+        self.word.fetch_add(1, Release);
+        futex::wake(&self.word, Flags::empty(), 1).expect("the word is mapped");
+    }
+}
+
+fn wake_to_run_ns() -> f64 {
     let begin = Instant::now();
     let since = move || begin.elapsed().as_nanos() as u64;
-    let sleeper = Arc::new(Sleeper {
-        word: AtomicU32::new(0),
-        ran_ns: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
-    });
+    let sleeper = Arc::new(Sleeper::default());
     let other = Arc::clone(&sleeper);
-    let thread = std::thread::Builder::new().spawn(move || {
+    let thread = std::thread::spawn(move || {
         let mut seen = 0;
         while !other.stop.load(Acquire) {
             // Woken for no reason, or not asleep in time: looked at below.
@@ -114,33 +121,23 @@ fn wake_to_run_ns(idle: bool) -> Result<f64> {
                 other.ran_ns.store(since(), Release);
             }
         }
-    })?;
-    let mut took = Vec::with_capacity(WAKES);
-    for _ in 0..WAKES {
-        if idle {
+    });
+    let times: Vec<f64> = (0..WAKES)
+        .map(|_| {
             std::thread::sleep(IDLE);
-        } else {
-            // Long enough to fall asleep, on a processor that is still warm.
-            let from = Instant::now();
-            while from.elapsed().as_micros() < 100 {
+            sleeper.ran_ns.store(0, Relaxed);
+            let called = since();
+            sleeper.wake();
+            while sleeper.ran_ns.load(Acquire) == 0 {
                 spin_loop();
             }
-        }
-        sleeper.ran_ns.store(0, Relaxed);
-        let called = since();
-        sleeper.word.fetch_add(1, Release);
-        futex::wake(&sleeper.word, Flags::empty(), 1)?;
-        while sleeper.ran_ns.load(Acquire) == 0 {
-            spin_loop();
-        }
-        took.push((sleeper.ran_ns.load(Acquire) - called) as f64);
-    }
+            (sleeper.ran_ns.load(Acquire) - called) as f64
+        })
+        .collect();
     sleeper.stop.store(true, Release);
-    sleeper.word.fetch_add(1, Release);
-    futex::wake(&sleeper.word, Flags::empty(), 1)?;
-    // It has nothing to panic on.
-    let _ = thread.join();
-    Ok(median(&took))
+    sleeper.wake();
+    thread.join().expect("a sleeper does not panic");
+    median(times)
 }
 
 fn clock_ns() -> f64 {
