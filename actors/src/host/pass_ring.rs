@@ -64,26 +64,30 @@ impl SlotTable {
         unsafe { &*self.slots.as_ptr().add(slot as usize) }
     }
 
-    /// Asks for the slot's lines, to be written, so that they come while something else is done.
+    /// Asks for the slot's lines.
     #[inline(always)]
     fn fetch(&self, slot: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let slot: *const Slot = self.slot(slot);
-            // SAFETY: a prefetch reads and writes nothing that a program could see; a processor that
-            // does not know this one does nothing.
-            unsafe {
-                std::arch::asm!(
-                    "prefetchw [{slot}]",
-                    "prefetchw [{slot} + 64]",
-                    slot = in(reg) slot,
-                    options(nostack, preserves_flags, readonly)
-                );
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = slot;
+        let slot = self.slot(slot);
+        fetch_line(&slot.word);
+        fetch_line(&slot.reply);
     }
+}
+
+/// Asks for a line, to be written, so that it comes while something else is done.
+#[inline(always)]
+fn fetch_line(word: &AtomicU64) {
+    // SAFETY: a prefetch reads and writes nothing that a program could see; a processor that does
+    // not know this one does nothing.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "prefetchw [{word}]",
+            word = in(reg) word,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
 }
 
 impl Slots for SlotTable {
@@ -106,6 +110,11 @@ impl Slots for SlotTable {
     #[inline(always)]
     fn expect(&self, slot: u32) {
         self.fetch(slot);
+    }
+
+    #[inline(always)]
+    fn expect_word(&self, word: &AtomicU64) {
+        fetch_line(word);
     }
 }
 

@@ -100,7 +100,10 @@ impl<S: Slots> Board<'_, S> {
     #[inline]
     fn hint(&self, slot: u32, ready: SlotWord, priority: Priority, near: u64) -> u64 {
         match self.ring(priority).enqueue(near, slot, ready.generation()) {
-            Some(next) => next,
+            Some(next) => {
+                self.ring(priority).expect_line(self.slots, next);
+                next
+            }
             None => self.hint_into_full_ring(slot, ready, priority),
         }
     }

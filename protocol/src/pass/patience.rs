@@ -23,10 +23,15 @@ const GATHER_FINDS: u32 = 4;
 const WORKER_PAUSES: u32 = 20;
 const ROW_ENDS: u32 = 3;
 
-/// Passes under way from which on a client lets replies gather, and for how many pauses: less than a
-/// microsecond, when there are many times that to do.
+/// Passes under way from which on a client that waits for replies lets them gather, and for how many
+/// pauses: less than a microsecond, when there are many times that to do.
 const GATHER_UNDER_WAY: u32 = 64;
 const CLIENT_PAUSES: u32 = 12;
+
+/// Passes under way from which on a client that submits between its polls does not look at each of
+/// them, and how long after a look it looks again.
+const SKIP_UNDER_WAY: u32 = 2;
+const LOOK_AGAIN: Duration = Duration::from_micros(2);
 
 /// A wait counts at most this long in the expectation, so that one quiet night does not make the
 /// first busy minute slow.
@@ -125,10 +130,60 @@ impl Patience {
     }
 }
 
-/// How many pauses a client makes before it collects, with so many passes under way.
-#[inline(always)]
-pub fn pauses_to_gather(under_way: u32) -> u32 {
-    if under_way < GATHER_UNDER_WAY { 0 } else { CLIENT_PAUSES }
+/// When a client that polls looks for replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poll {
+    /// Now.
+    Now,
+    /// After so many pauses of the processor.
+    After(u32),
+    /// Not at this poll: it will submit more.
+    Skip,
+}
+
+/// What a client last saw when it polled, in one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LastPoll {
+    under_way: u16,
+    /// When it looked, if it had submitted before.
+    looked: Instant,
+}
+
+impl LastPoll {
+    /// A poll with so many passes under way.
+    #[inline(always)]
+    pub fn poll(&mut self, under_way: u32, now: impl FnOnce() -> Instant) -> Poll {
+        let has_submitted = under_way > u32::from(self.under_way);
+        self.under_way = under_way as u16;
+        if has_submitted && under_way >= SKIP_UNDER_WAY {
+            let now = now();
+            if now.saturating_since(self.looked) < LOOK_AGAIN {
+                return Poll::Skip;
+            }
+            self.looked = now;
+        } else if under_way >= GATHER_UNDER_WAY {
+            return Poll::After(CLIENT_PAUSES);
+        }
+        Poll::Now
+    }
+
+    /// After that so many replies were collected.
+    #[inline(always)]
+    pub fn collected(&mut self, replies: u32) {
+        self.under_way = u32::from(self.under_way).saturating_sub(replies) as u16;
+    }
+
+    /// The word: `looked:48 | under way:16`.
+    #[inline(always)]
+    pub fn to_bits(self) -> u64 {
+        self.looked.as_micros() << 16 | u64::from(self.under_way)
+    }
+
+    /// What a word says.
+    #[inline(always)]
+    pub fn from_bits(bits: u64) -> Self {
+        Self { under_way: bits as u16, looked: Instant::from_micros(bits >> 16) }
+    }
 }
 
 /// Whether a client that has submitted should look for the reply itself, rather than leave it to the
@@ -234,8 +289,32 @@ mod tests {
             let looks = (0..ROW_ENDS).map(|_| patience.nothing(at(0)));
             assert!(looks.into_iter().all(|next| next == Next::Look { pauses: 1 }));
         }
-        assert_eq!(pauses_to_gather(GATHER_UNDER_WAY - 1), 0);
-        assert_eq!(pauses_to_gather(GATHER_UNDER_WAY), CLIENT_PAUSES);
+    }
+
+    #[test]
+    fn a_client_that_submits_between_its_polls_looks_every_few_microseconds() {
+        let mut last = LastPoll::default();
+        let looks: Vec<Poll> = (1..=17).map(|n| last.poll(n, at(100 + u64::from(n) / 2))).collect();
+        assert_eq!(looks[0], Poll::Now);
+        for four in looks[1..].chunks(4) {
+            assert_eq!(four, [Poll::Now, Poll::Skip, Poll::Skip, Poll::Skip]);
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_looks_at_each_poll() {
+        let mut last = LastPoll::default();
+        assert_eq!(last.poll(100, at(7)), Poll::Now);
+        assert_eq!(last.poll(101, at(7)), Poll::Skip);
+        for _ in 0..20 {
+            assert_eq!(last.poll(101, at(7)), Poll::After(CLIENT_PAUSES));
+        }
+        last.collected(61);
+        assert_eq!(last.poll(40, at(7)), Poll::Now);
+        // It has submitted after another client thread collected.
+        last.collected(10);
+        assert_eq!(last.poll(40, at(8)), Poll::Skip);
+        assert_eq!(LastPoll::from_bits(last.to_bits()), last);
     }
 
     #[test]

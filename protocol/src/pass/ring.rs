@@ -40,6 +40,9 @@ const _: () = assert!((PASS_SLOTS_MAX as u64) < 1 << SLOT_BITS);
 /// a line from another processor.
 const AHEAD: u64 = 4;
 
+/// Cells that share a cache line.
+const LINE_CELLS: u64 = 8;
+
 /// The slots that hints point at.
 pub trait Slots {
     /// Their words.
@@ -53,6 +56,9 @@ pub trait Slots {
     /// This slot will be looked at soon.
     #[inline(always)]
     fn expect(&self, _slot: u32) {}
+    /// This word will be changed soon.
+    #[inline(always)]
+    fn expect_word(&self, _word: &Self::Word) {}
 }
 
 /// How far head and tail may be behind before they are moved, in a ring of at least twice as many
@@ -197,6 +203,15 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
             }
         }
         None
+    }
+
+    /// After a hint went into the last cell of a line: the line after the next, which a worker wrote
+    /// a lap ago.
+    #[inline(always)]
+    pub(super) fn expect_line<S: Slots<Word = W>>(&self, slots: &S, next: u64) {
+        if next.is_multiple_of(LINE_CELLS) {
+            slots.expect_word(self.cell(next.wrapping_add(LINE_CELLS)));
+        }
     }
 
     /// Moves an end of the ring, once it is far enough behind.

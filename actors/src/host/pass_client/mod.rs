@@ -164,7 +164,9 @@ impl PassClient {
         let _ = tokio::time::timeout(LOOK_EVERY, self.0.room_made()).await;
     }
 
-    /// Hands to `each` what has come to its end of the passes submitted for it. How many.
+    /// Hands to `each` what has come to its end of the passes submitted for it. How many. Who submits
+    /// between two polls, and polls again within 2 microseconds, gets nothing then: each look slows
+    /// the workers down.
     #[inline]
     pub fn poll(&self, each: impl FnMut(Completion<'_>)) -> usize {
         self.0.poll(each)

@@ -2,18 +2,19 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use meshwork_protocol::pass::frame::{Call, INLINE_BYTES};
-use meshwork_protocol::pass::patience::{Hope, pauses_to_gather};
+use meshwork_protocol::pass::patience::{Hope, LastPoll, Poll};
 use meshwork_protocol::pass::unserved::Unserved;
 use meshwork_protocol::pass::{ClosureId, PassId, WorkerIndex};
 use tokio::sync::{Notify, oneshot};
 
 use super::{ClientOptions, Sink};
+use crate::clock::Clock;
 use crate::host::parking::{pause, wake};
 use crate::host::pass::{Completion, Pass, PassOutcome, SubmitError};
 use crate::host::pass_host::PassHost;
@@ -48,6 +49,8 @@ pub(super) struct Shared {
     returned: Mutex<VecDeque<Completion<'static>>>,
     has_returned: AtomicBool,
     empty_polls: AtomicU32,
+    /// A [`LastPoll`]. Of two who poll at once, one counts.
+    last_poll: AtomicU64,
     sweep: Mutex<Sweep>,
     /// Whether someone has taken the collector thread's place.
     pub(super) attended: AtomicBool,
@@ -111,6 +114,7 @@ impl Shared {
             returned: Mutex::default(),
             has_returned: AtomicBool::new(false),
             empty_polls: AtomicU32::new(0),
+            last_poll: AtomicU64::new(0),
             sweep: Mutex::new(Sweep {
                 next: Instant::now(),
                 unserved: Unserved::new(options.no_worker_after),
@@ -234,13 +238,28 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn poll(&self, mut each: impl FnMut(Completion<'_>)) -> usize {
+    pub(super) fn poll(&self, each: impl FnMut(Completion<'_>)) -> usize {
+        let mut last = LastPoll::from_bits(self.last_poll.load(Relaxed));
+        let poll = last.poll(self.under_way(), || Clock.now());
+        let polled = match poll {
+            Poll::Skip => 0,
+            Poll::Now => self.look(each),
+            Poll::After(pauses) => {
+                pause(pauses);
+                self.look(each)
+            }
+        };
+        last.collected(polled as u32);
+        self.last_poll.store(last.to_bits(), Relaxed);
+        polled
+    }
+
+    #[inline(always)]
+    fn look(&self, mut each: impl FnMut(Completion<'_>)) -> usize {
         if !self.range.has_news() && !self.range.has_left() && !self.has_returned.load(Acquire) {
             self.nothing_polled();
             return 0;
         }
-        // To collect them singly would take the lines that they come on from the workers each time.
-        pause(pauses_to_gather(self.under_way()));
         self.collect(true, |completion| {
             each(completion);
             true
@@ -386,7 +405,7 @@ impl Shared {
         self.range.find_unannounced();
         let waiting = self.range.waiting().map(|(pass, closure, _)| (pass, closure));
         let is_served = |closure| self.is_served(closure);
-        let overdue = sweep.unserved.look(crate::clock::Clock.now(), waiting, is_served);
+        let overdue = sweep.unserved.look(Clock.now(), waiting, is_served);
         drop(sweep);
         for pass in overdue {
             self.take_back(pass, PassOutcome::NoWorker);
