@@ -7,6 +7,7 @@
 //! |---|---|
 //! | about `t` | before it submits `t` |
 //! | accepted `t`, refused `t` | after |
+//! | cancelling `t` | before it takes `t` back, which may be too late |
 //! | returned `t` | when it is handed the end of `t`, before the slot is free |
 //!
 //! A client does one thing at a time, so a kill leaves exactly one thing in doubt: what its last
@@ -14,11 +15,15 @@
 //! free:
 //!
 //! - every token that was accepted returned, to a client of the name that had submitted it, once;
+//! - one that its client had begun to take back when it was killed returned once or never: nobody else
+//!   can know that it was taken back;
 //! - one that was in doubt (the last record of a killed client was "about") returned once or never;
 //! - one whose return was the last record of a killed client may have returned once more, to the
 //!   successor: the kill fell before the slot was free. No other did;
 //! - no token returned that was not submitted, or was refused;
-//! - every end is the one that the closure gives for these arguments.
+//! - every end is the one that the closure gives for these arguments, or "cancelled" for a token that
+//!   was to be taken back; also of closures that hang at their first run, whose worker is killed when
+//!   its time is over.
 //!
 //! Knobs: `MESHWORK_TORTURE_S`, how long (5 s); `MESHWORK_SEED`, for the order of the faults.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -84,16 +89,26 @@ struct Expected {
     closure: &'static str,
     args: Vec<u8>,
     is_low: bool,
+    /// Taken back as soon as it was submitted.
+    is_cancelled: bool,
+    deadline: Option<Duration>,
 }
 
 impl Expected {
     fn of(token: u64) -> Self {
         let mut rng = Rng::with_seed(token);
-        let closure = match rng.u8(..) {
-            0..=2 => "panic",
-            3..=9 => "fail",
-            10..=13 => "slow",
+        let closure = match rng.u16(..) {
+            0..=15 => "hang",
+            16..=767 => "panic",
+            768..=2_559 => "fail",
+            2_560..=3_583 => "slow",
             _ => "rotate",
+        };
+        let deadline = match closure {
+            "hang" => Some(Duration::from_millis(3)),
+            // A worker may be stopped for that long, and is killed then.
+            "rotate" if rng.u8(..) < 16 => Some(Duration::from_millis(20)),
+            _ => None,
         };
         let bytes = match rng.u8(0..100) {
             0..=69 => rng.usize(0..=48),
@@ -102,14 +117,17 @@ impl Expected {
         };
         let mut args = vec![0; bytes];
         rng.fill(&mut args);
-        Self { closure, args, is_low: rng.bool() }
+        Self { closure, args, is_low: rng.bool(), is_cancelled: rng.u8(..) < 16, deadline }
     }
 
     fn is(&self, outcome: &PassOutcome<'_>) -> bool {
         match (self.closure, outcome) {
             ("panic", PassOutcome::Panicked(said)) => *said == text(&self.args),
             ("fail", PassOutcome::Failed(said)) => *said == text(&self.args),
-            ("rotate" | "slow", PassOutcome::Returned(bytes)) => **bytes == rotated(&self.args),
+            ("rotate" | "slow" | "hang", PassOutcome::Returned(bytes)) => {
+                **bytes == rotated(&self.args)
+            }
+            (_, PassOutcome::Cancelled) => self.is_cancelled,
             _ => false,
         }
     }
@@ -133,6 +151,13 @@ fn registry() -> PassRegistry {
         Ok::<_, String>(rotated(call.args))
     };
     registry.register("slow", slow).unwrap();
+    let hang = |call: &PassCall<'_>| {
+        if call.attempt == 0 {
+            std::thread::sleep(NEVER);
+        }
+        Ok::<_, String>(rotated(call.args))
+    };
+    registry.register("hang", hang).unwrap();
     registry.register("fail", |call| Err::<Vec<u8>, _>(text(call.args))).unwrap();
     let panic = |call: &PassCall<'_>| -> Result<Vec<u8>, String> { panic!("{}", text(call.args)) };
     registry.register("panic", panic).unwrap();
@@ -197,6 +222,7 @@ enum Record {
     About,
     Accepted,
     Refused,
+    Cancelling,
     Returned,
     /// Returned with an end that is not the closure's.
     Wrong,
@@ -205,10 +231,11 @@ enum Record {
     Quiet,
 }
 
-const RECORDS: [Record; 7] = [
+const RECORDS: [Record; 8] = [
     Record::About,
     Record::Accepted,
     Record::Refused,
+    Record::Cancelling,
     Record::Returned,
     Record::Wrong,
     Record::Poisoned,
@@ -247,12 +274,20 @@ fn client(words: &[&str]) {
             }
         } else {
             for _ in 0..rng.u32(0..=client.room()) {
-                let Expected { closure, args, is_low } = Expected::of(token);
-                let pass = Pass::named(closure, args).tag(token).attempts(63);
+                let Expected { closure, args, is_low, is_cancelled, deadline } =
+                    Expected::of(token);
+                let mut pass = Pass::named(closure, args).tag(token).attempts(63);
+                pass.deadline = deadline;
                 let pass = if is_low { pass.low_priority() } else { pass };
                 pen.write(Record::About, token);
                 match client.submit(&pass) {
-                    Ok(_) => pen.write(Record::Accepted, token),
+                    Ok(id) => {
+                        pen.write(Record::Accepted, token);
+                        if is_cancelled {
+                            pen.write(Record::Cancelling, token);
+                            client.cancel(id);
+                        }
+                    }
                     Err(SubmitError::Busy(_)) => pen.write(Record::Refused, token),
                     Err(error) => panic!("{error}"),
                 }
@@ -283,12 +318,16 @@ struct Entry {
     returned: u32,
     /// Returns that were the last record of a killed client.
     last_words: u32,
+    /// Its client was killed after it had begun to take it back, and before it was told the end.
+    may_be_cancelled: bool,
 }
 
 /// The book of one client's name.
 #[derive(Debug, Default)]
 struct Ledger {
     tokens: HashMap<u64, Entry>,
+    /// What the present client has begun to take back.
+    cancelling: Vec<u64>,
     last: Option<(Record, u64)>,
     wrong: u64,
     poisoned: u64,
@@ -308,6 +347,7 @@ impl Ledger {
             Record::Accepted => (entry.is_accepted, entry.is_in_doubt) = (true, false),
             Record::Refused => (entry.is_refused, entry.is_in_doubt) = (true, false),
             Record::Returned | Record::Wrong | Record::Poisoned => entry.returned += 1,
+            Record::Cancelling => self.cancelling.push(token),
             Record::Quiet => {}
         }
         self.wrong += u64::from(record == Record::Wrong);
@@ -317,6 +357,10 @@ impl Ledger {
     /// The client was killed.
     fn close(&mut self) {
         self.is_quiet = false;
+        for token in self.cancelling.drain(..) {
+            let entry = self.tokens.entry(token).or_default();
+            entry.may_be_cancelled |= entry.returned == 0;
+        }
         if let Some((Record::Returned | Record::Wrong | Record::Poisoned, token)) = self.last.take()
         {
             self.tokens.entry(token).or_default().last_words += 1;
@@ -334,7 +378,7 @@ impl Ledger {
         let mut faults = Vec::new();
         let mut repeated = 0;
         for (&token, &entry) in &self.tokens {
-            let least = u32::from(entry.is_accepted);
+            let least = u32::from(entry.is_accepted && !entry.may_be_cancelled);
             let most = u32::from(entry.is_accepted || entry.is_in_doubt);
             let is_right = token >> 48 == client as u64 + 1
                 && entry.returned >= least
@@ -520,6 +564,7 @@ fn is_empty(host: &PassHost) -> bool {
 
 fn report(stage: &Stage, clients: &[Arc<Place>], host: &PassHost, kills: u64, stops: u64) {
     let (mut submitted, mut returned, mut in_doubt, mut refused) = (0, 0, 0, 0);
+    let mut cancelled = 0;
     let (mut wrong, mut poisoned, mut repeats, mut faults) = (0, 0, 0, Vec::new());
     for (index, place) in clients.iter().enumerate() {
         let ledger = place.ledger.lock().unwrap();
@@ -530,15 +575,18 @@ fn report(stage: &Stage, clients: &[Arc<Place>], host: &PassHost, kills: u64, st
         poisoned += ledger.poisoned;
         for entry in ledger.tokens.values() {
             // What was in doubt and returned had been submitted.
-            submitted += u64::from(entry.is_accepted || entry.is_in_doubt && entry.returned > 0);
-            returned += u64::from(entry.returned > 0);
+            let is_ended = entry.returned > 0 || entry.may_be_cancelled;
+            submitted += u64::from(entry.is_accepted || entry.is_in_doubt && is_ended);
+            returned += u64::from(is_ended);
+            cancelled += u64::from(entry.returned == 0 && entry.may_be_cancelled);
             in_doubt += u64::from(entry.is_in_doubt);
             refused += u64::from(entry.is_refused);
         }
     }
     let header = host.ring().header();
     println!(
-        "submitted {submitted} returned {returned} (in doubt {in_doubt}, refused {refused}); \
+        "submitted {submitted} returned {returned} (in doubt {in_doubt}, refused {refused}, \
+         taken back by a client that was killed {cancelled}); \
          kills {kills} stops {stops}; requeued {} adopted {} poisoned {poisoned}; \
          told again to a successor {repeats}, duplicates and lost {}, wrong {wrong}",
         header.requeued.load(SeqCst),
