@@ -292,6 +292,9 @@ impl PassWorkers {
     /// Leaves: waits until each worker has ended the pass that it runs, and stops the actors. Passes
     /// that were submitted run on in other processes. Of a node's passes, nothing: they end with the
     /// node.
+    ///
+    /// A closure that hangs, in a pass without a deadline, is waited for without end: give up by a
+    /// time-out around this, and end the process. Its passes then run elsewhere.
     pub async fn leave(&self) {
         let Some(own) = &self.0.own else { return };
         let Some((running, deaths, arbiters)) = own.running.lock().await.take() else { return };

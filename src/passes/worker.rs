@@ -4,15 +4,17 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use lexopt::{Arg, ValueExt};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{PassRegistry, Passes, PassesBuilder};
+use super::{ClosureId, PassRegistry, Passes, PassesBuilder, Registered};
 
 const USAGE: &str = "\
 usage: PROGRAM DIRECTORY [--workers N] [--name NAME]
 
 Runs passes of the directory in N worker threads (default 1) until SIGTERM or SIGINT; then each ends
-the pass that it runs. A second signal stops them at once.";
+the pass that it runs. A second signal stops them at once. The name (default: the program's and its
+process id) is what `meshwork passes DIRECTORY` shows.";
 
 /// What a worker process was told on its command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,6 +54,7 @@ pub fn worker_main(registry: PassRegistry) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    eprintln!("{}", greeting(&arguments, &registry));
     let builder = Passes::builder(arguments.directory)
         .name(arguments.name)
         .workers(arguments.workers)
@@ -83,30 +86,49 @@ async fn run(builder: PassesBuilder) -> Result<(), Box<dyn std::error::Error>> {
     failed.map_or(Ok(()), |why| Err(why.into()))
 }
 
-fn parse(mut given: impl Iterator<Item = OsString>) -> Result<Told, String> {
-    let (mut directory, mut workers, mut name) = (None, 1, String::new());
-    while let Some(argument) = given.next() {
-        let mut value = |of: &str| {
-            let value = given.next().ok_or(format!("{of} needs a value"))?;
-            value.into_string().map_err(|value| format!("{of}: {} is not UTF-8", value.display()))
-        };
-        match argument.to_str() {
-            Some("--help" | "-h") => return Ok(Told::Help),
-            Some("--workers") => {
-                let text = value("--workers")?;
-                workers = match text.parse() {
-                    Ok(threads @ 1..) => threads,
-                    _ => return Err(format!("--workers: {text:?} is not a number from 1 up")),
-                };
+fn greeting(arguments: &Arguments, registry: &PassRegistry) -> String {
+    let Arguments { directory, workers, name } = arguments;
+    let name_of = |(id, closure): (ClosureId, Registered)| match &*closure.name {
+        "" => id.to_string(),
+        name => name.to_owned(),
+    };
+    let mut closures: Vec<_> = registry.all().into_iter().map(name_of).collect();
+    closures.sort_unstable();
+    let closures = if closures.is_empty() { "no closure".into() } else { closures.join(", ") };
+    let threads = if *workers == 1 { "worker" } else { "workers" };
+    format!("{name}: {workers} {threads} in {}, for {closures}", directory.display())
+}
+
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Told, lexopt::Error> {
+    let mut parser = lexopt::Parser::from_args(arguments);
+    let (mut directory, mut workers, mut name) = (None, 1, None);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Long("help") | Arg::Short('h') => return Ok(Told::Help),
+            Arg::Long("workers") => {
+                let value = parser.value()?;
+                workers = value.parse_with(|text| match text.parse() {
+                    Ok(threads @ 1..) => Ok(threads),
+                    _ => Err("--workers is a number from 1 up"),
+                })?;
             }
-            Some("--name") => name = value("--name")?,
-            Some(flag) if flag.starts_with('-') => return Err(format!("unknown flag {flag}")),
-            _ if directory.is_none() => directory = Some(PathBuf::from(argument)),
-            _ => return Err(format!("one directory is enough: {}", argument.display())),
+            Arg::Long("name") => name = Some(parser.value()?.string()?),
+            Arg::Value(value) if directory.is_none() => directory = Some(PathBuf::from(value)),
+            Arg::Value(value) => {
+                return Err(format!("one directory is enough: {}", value.display()).into());
+            }
+            other => return Err(other.unexpected()),
         }
     }
     let directory = directory.ok_or("which directory?")?;
+    let name = name.unwrap_or_else(|| format!("{}-{}", program(), std::process::id()));
     Ok(Told::Run(Arguments { directory, workers, name }))
+}
+
+/// What this program is called.
+fn program() -> String {
+    let path = std::env::current_exe().unwrap_or_default();
+    path.file_stem().map_or("worker".into(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -114,7 +136,7 @@ mod tests {
     use super::*;
 
     fn told(arguments: &[&str]) -> Result<Arguments, String> {
-        match parse(arguments.iter().map(OsString::from))? {
+        match parse(arguments.iter().map(OsString::from)).map_err(|error| error.to_string())? {
             Told::Run(arguments) => Ok(arguments),
             Told::Help => Err("help".into()),
         }
@@ -124,8 +146,22 @@ mod tests {
     fn a_command_line_is_read_in_any_order() {
         let expected = Arguments { directory: "/d".into(), workers: 4, name: "a worker".into() };
         assert_eq!(told(&["/d", "--workers", "4", "--name", "a worker"]), Ok(expected));
-        let expected = Arguments { directory: "/d".into(), workers: 1, name: String::new() };
+        let of_process = format!("{}-{}", program(), std::process::id());
+        let expected = Arguments { directory: "/d".into(), workers: 1, name: of_process };
         assert_eq!(told(&["/d"]), Ok(expected));
+        let expected = Arguments { directory: "-d".into(), workers: 2, name: "w".into() };
+        assert_eq!(told(&["--workers=2", "--name=w", "--", "-d"]), Ok(expected));
+    }
+
+    #[test]
+    fn a_worker_process_says_what_it_is() {
+        let registry = PassRegistry::new();
+        let arguments = told(&["/d", "--name", "w"]).unwrap();
+        assert_eq!(greeting(&arguments, &registry), "w: 1 worker in /d, for no closure");
+        registry.register("resize", |call| Ok::<_, String>(call.args.to_vec())).unwrap();
+        registry.register("encode", |call| Ok::<_, String>(call.args.to_vec())).unwrap();
+        let arguments = told(&["/d", "--name", "w", "--workers", "4"]).unwrap();
+        assert_eq!(greeting(&arguments, &registry), "w: 4 workers in /d, for encode, resize");
     }
 
     #[test]
@@ -133,8 +169,9 @@ mod tests {
         let error = |arguments: &[&str]| told(arguments).unwrap_err();
         assert_eq!(error(&[]), "which directory?");
         assert_eq!(error(&["/d", "/e"]), "one directory is enough: /e");
-        assert_eq!(error(&["/d", "--workers"]), "--workers needs a value");
-        assert_eq!(error(&["/d", "--workers", "0"]), "--workers: \"0\" is not a number from 1 up");
-        assert_eq!(error(&["/d", "--threads", "2"]), "unknown flag --threads");
+        assert_eq!(error(&["/d", "--workers"]), "missing argument for option '--workers'");
+        let none = "cannot parse argument \"0\": --workers is a number from 1 up";
+        assert_eq!(error(&["/d", "--workers", "0"]), none);
+        assert_eq!(error(&["/d", "--threads", "2"]), "invalid option '--threads'");
     }
 }

@@ -1,5 +1,6 @@
 //! The collector thread of a client: waits on the range's futex, and tells ends to who awaits them.
 
+use std::io;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Weak};
 
@@ -9,7 +10,6 @@ use meshwork_protocol::pass::patience::{Next, Patience, Spin};
 use super::shared::{LOOK_EVERY, Shared};
 use crate::clock::Clock;
 use crate::host::parking::{pause, wait};
-use crate::host::pass_host::JoinError;
 use crate::host::pass_ring::PassRing;
 
 /// Batches after which the thread looks whether it should look at the slots themselves.
@@ -17,7 +17,7 @@ const BATCHES: u32 = 1_024;
 
 impl Shared {
     /// Starts the thread, unless it runs.
-    pub(super) fn start_collector(self: &Arc<Self>) -> Result<(), JoinError> {
+    pub(super) fn start_collector(self: &Arc<Self>) -> io::Result<()> {
         if self.has_collector.load(Relaxed) || self.has_collector.swap(true, AcqRel) {
             return Ok(());
         }
@@ -27,11 +27,8 @@ impl Shared {
             .name(format!("pass-collector-{}", client.0))
             .spawn(move || collect_forever(&shared, &ring, client, spin))
             .map(drop)
-            .map_err(|error| {
-                // The next who needs it tries again.
-                self.has_collector.store(false, Release);
-                JoinError::Thread(error)
-            })
+            // The next who needs it tries again.
+            .inspect_err(|_| self.has_collector.store(false, Release))
     }
 }
 

@@ -112,7 +112,7 @@ impl PassClient {
     ///
     /// [`SubmitError`]; nothing was submitted. While all slots are in use it waits for room.
     pub async fn call(&self, pass: &Pass<'_>) -> Result<Completion<'static>, CallError> {
-        self.0.start_collector()?;
+        self.0.start_collector().map_err(CallError::Collector)?;
         let written = self.0.write(self.0.reserve_when_room(pass).await?, pass)?;
         let (sender, receiver) = oneshot::channel();
         self.0.expect_call(written.pass(), sender);
@@ -130,7 +130,7 @@ impl PassClient {
     /// The collector thread cannot be started.
     pub fn route_to(&self, sink: Sink) -> Result<(), JoinError> {
         let _ = self.0.sink.set(sink);
-        self.0.start_collector()
+        self.0.start_collector().map_err(JoinError::Thread)
     }
 
     /// Writes a pass into a slot without submitting it, so that its end can be expected first.
@@ -176,9 +176,9 @@ impl PassClient {
     ///
     /// # Errors
     ///
-    /// The collector thread cannot be started.
-    pub async fn recv(&self) -> Result<Completion<'static>, JoinError> {
-        self.0.start_collector()?;
+    /// [`CallError::Collector`].
+    pub async fn recv(&self) -> Result<Completion<'static>, CallError> {
+        self.0.start_collector().map_err(CallError::Collector)?;
         loop {
             let news = self.0.news.notified();
             tokio::pin!(news);
@@ -240,16 +240,16 @@ impl PreparedBatch<'_> {
     }
 }
 
-/// Why a call has no end.
+/// Why the end of a pass cannot be awaited.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// It was not submitted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// Nobody could collect it.
-    #[error(transparent)]
-    Join(#[from] JoinError),
+    /// The thread that collects replies cannot be started.
+    #[error("cannot start the thread that collects replies: {0}")]
+    Collector(std::io::Error),
     /// The client has stopped; the pass may have been run.
     #[error("the client has stopped")]
     Stopped,
