@@ -23,6 +23,7 @@ use self::actors::Actors;
 use self::common::floors::Floors;
 use self::common::median;
 use self::common::scan::scan_ns;
+use self::common::scenario;
 use self::latency::Bench;
 
 /// Measurements of each figure; the median counts.
@@ -30,7 +31,7 @@ const ROUNDS: usize = 9;
 
 #[derive(Serialize)]
 struct Report {
-    /// Of the submissions that were asked for, the share that was accepted and came back.
+    /// Of the passes that were submitted, the share that came back as they should.
     accepted: f64,
     throughput_per_s: f64,
     submit_ns: f64,
@@ -51,6 +52,7 @@ struct Report {
 /// What only the table says.
 struct Beside {
     floors: Floors,
+    sustained_ns: f64,
     failovers: usize,
     actor_floor_ns: f64,
     actor_submit_ns: f64,
@@ -73,21 +75,18 @@ fn main() {
 fn measure() -> (Report, Beside) {
     let floors = rounds("floors", |_| Floors::measure());
     let floors = Floors::medians(&floors);
-    let mut asked_and_accepted = (0, 0);
-    let throughput_per_s = median(rounds("throughput", |_| {
+    let throughput = rounds("throughput", |_| {
         let mut bench = Bench::open(Spin::Adaptive);
-        let per_s = bench.throughput_per_s();
-        asked_and_accepted.0 += bench.asked();
-        asked_and_accepted.1 += bench.returned();
-        per_s
-    }));
-    let submit_ns = median(rounds("submit", |_| Bench::open(Spin::Adaptive).submit_ns()));
+        (scenario::throughput_per_s(&mut bench.echoes), bench.echoes.returned())
+    });
+    let submits =
+        rounds("submit", |_| scenario::submit_ns(&mut Bench::open(Spin::Adaptive).echoes));
     let rtt_idle_sleep_us = median(rounds("round trip, sleeping worker", |_| {
-        Bench::open(Spin::Adaptive).rtt_idle_ns() / 1_000.0
+        scenario::rtt_idle_ns(&mut Bench::open(Spin::Adaptive).echoes) / 1_000.0
     }));
     let spinning = rounds("round trips, spinning worker", |_| {
         let mut bench = Bench::open(Spin::Always);
-        (bench.rtt_idle_ns(), bench.rtt_depth1_ns())
+        (scenario::rtt_idle_ns(&mut bench.echoes), bench.rtt_depth1_ns())
     });
     eprintln!("idle worker");
     let idle_cpu_percent = latency::idle_cpu_percent();
@@ -97,9 +96,9 @@ fn measure() -> (Report, Beside) {
     let failovers = failover::times_ms();
     let copies = rounds("64 KiB", copy::rates_per_s);
     let report = Report {
-        accepted: asked_and_accepted.1 as f64 / asked_and_accepted.0 as f64,
-        throughput_per_s,
-        submit_ns,
+        accepted: throughput.iter().map(|(_, returned)| *returned).fold(1.0, f64::min),
+        throughput_per_s: median(throughput.iter().map(|(per_s, _)| *per_s)),
+        submit_ns: median(submits.iter().map(|ns| ns.burst)),
         rtt_idle_sleep_us,
         rtt_idle_spin_ns: median(spinning.iter().map(|times| times.0)),
         rtt_depth1_ns: median(spinning.iter().map(|times| times.1)),
@@ -115,6 +114,7 @@ fn measure() -> (Report, Beside) {
     };
     let beside = Beside {
         floors,
+        sustained_ns: median(submits.iter().map(|ns| ns.sustained)),
         failovers: failovers.len(),
         actor_floor_ns: median(actors.iter().map(|a| a.floor_ns)),
         actor_submit_ns: median(actors.iter().map(|a| a.submit_ns)),
@@ -149,6 +149,7 @@ fn print(report: &Report, beside: &Beside) {
         "  submit while it drains     {:.1} ns (0.5 x the peer's, and the channel's: benches/peers)",
         report.submit_ns
     );
+    println!("  and poll after each        {:.1} ns", beside.sustained_ns);
     println!(
         "  after 5 ms idle, sleeping  {:.1} us (0.6 x the peer's: benches/peers)",
         report.rtt_idle_sleep_us

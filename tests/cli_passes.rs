@@ -2,15 +2,18 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod passes_common;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
 use meshwork::passes::{
     ClientOptions, Pass, PassClient, PassHost, PassRegistry, WorkerOptions, WorkerThread,
 };
+use passes_common::hold;
 use serde_json::{Value, json};
 
 fn meshwork(args: &[&str]) -> Command {
@@ -38,16 +41,7 @@ fn live(directory: &Path) -> Live {
     let host: Arc<PassHost> = PassHost::open(directory, None).unwrap();
     let registry = PassRegistry::new();
     registry.register("echo", |call| Ok::<_, String>(call.args.to_vec())).unwrap();
-    let (sender, begun) = mpsc::channel();
-    let (go, may_go) = mpsc::channel::<()>();
-    let may_go = Mutex::new(may_go);
-    registry
-        .register("hold", move |_| {
-            sender.send(()).unwrap();
-            may_go.lock().unwrap().recv().unwrap();
-            Ok::<_, String>([])
-        })
-        .unwrap();
+    let (begun, go) = hold(&registry);
     let options = WorkerOptions { name: "w".into(), ..Default::default() };
     let _worker = WorkerThread::spawn(&host, registry, &options).unwrap();
     let options = ClientOptions { name: "c".into(), ..Default::default() };

@@ -5,7 +5,7 @@
 mod passes_common;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -15,7 +15,7 @@ use meshwork::passes::{
     PassRegistry, Passes, PassesBuilder, Presence, ReclaimReport, RegisterError, RegisterPass,
     Registered, ScanNow, Submit, SubmitBatch, SubmitError, WatchPasses, WorkerIndex,
 };
-use passes_common::{Process, example};
+use passes_common::{Process, example, hold};
 use rustix::process::Signal;
 
 fn builder(directory: &Path) -> PassesBuilder {
@@ -168,26 +168,11 @@ async fn watchers_are_told_who_comes_and_goes_and_what_becomes_of_passes() {
     assert!(last.iter().all(|event| *event == PassEvent::WorkerLost(own.clone())), "{last:?}");
 }
 
-/// A registry with a closure that says when it has begun, and runs until it is let go.
-fn hold() -> (PassRegistry, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let registry = echo();
-    let (sender, begun) = mpsc::channel();
-    let (go, may_go) = mpsc::channel::<()>();
-    let may_go = Mutex::new(may_go);
-    registry
-        .register("hold", move |_| {
-            sender.send(()).unwrap();
-            may_go.lock().unwrap().recv().unwrap();
-            Ok::<_, String>("held")
-        })
-        .unwrap();
-    (registry, begun, go)
-}
-
 #[actix::test]
 async fn leaving_waits_for_what_runs_and_leaves_what_waits() {
     let directory = tempfile::tempdir().unwrap();
-    let (registry, begun, go) = hold();
+    let registry = echo();
+    let (begun, go) = hold(&registry);
     let passes = builder(directory.path()).registry(registry).workers(1).start().await.unwrap();
     let client = passes.client();
     client.submit(&Pass::named("hold", b"".as_slice()).tag(1)).unwrap();

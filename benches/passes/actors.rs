@@ -12,8 +12,9 @@ use meshwork::passes::Spin;
 use meshwork::passes::{Pass, Passes, Submit, SubmitBatch};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::common::echo::ECHO;
 use crate::common::shared_directory;
-use crate::worker::{ECHO, Role};
+use crate::worker::Role;
 
 /// Passes submitted one after another in a round.
 const SINGLES: usize = 2_000;

@@ -6,17 +6,13 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::registry::PassRegistry;
-use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
-use meshwork::passes::Spin;
+use meshwork::passes::{PassRegistry, Spin};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::common::echo;
 use crate::common::process::{Process, ready_until_the_end};
 use crate::copy;
 
-/// Returns its arguments.
-pub(crate) const ECHO: &str = "echo";
 /// Copies its arguments out and returns nothing.
 pub(crate) const KEEP: &str = "keep";
 /// At the first attempt says which process it runs in, to the socket that its arguments name, and
@@ -56,10 +52,7 @@ impl Role {
     pub(crate) fn run(self) {
         match self {
             Self::Worker(directory, spin) => {
-                let host = PassHost::open(&directory, None).expect("the directory is open already");
-                let options = WorkerOptions { name: "bench".to_owned(), spin };
-                let _worker =
-                    WorkerThread::spawn(&host, registry(), &options).expect("there is a free row");
+                let _worker = echo::start_worker(&directory, registry(), spin);
                 ready_until_the_end();
             }
             Self::Copier(directory) => {
@@ -86,12 +79,7 @@ impl Role {
 
 fn registry() -> PassRegistry {
     let registry = PassRegistry::new();
-    registry
-        .register_writing(ECHO, |call, reply| {
-            reply.write(call.args);
-            Ok::<_, String>(())
-        })
-        .expect("names differ");
+    echo::register(&registry);
     registry
         .register_writing(KEEP, |call, _| {
             thread_local!(static KEPT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });

@@ -1,10 +1,12 @@
-//! Worker processes, as a user starts them.
+//! Worker processes, as a user starts them, and a closure that runs until it is let go.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, mpsc};
 
+use meshwork::passes::PassRegistry;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Builds an example, in the profile of this test, and says where it is: cargo does so by itself
@@ -21,6 +23,20 @@ pub(crate) fn example(name: &str) -> PathBuf {
     path.pop();
     path.pop();
     path.join("examples").join(name)
+}
+
+/// Registers a closure, "hold", that says when it has begun, and runs until it is let go.
+pub(crate) fn hold(registry: &PassRegistry) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (sender, begun) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    let may_go = Mutex::new(may_go);
+    let hold = registry.register("hold", move |_| {
+        sender.send(()).unwrap();
+        may_go.lock().unwrap().recv().unwrap();
+        Ok::<_, String>("held")
+    });
+    hold.unwrap();
+    (begun, go)
 }
 
 /// A process whose output is read; killed with the test, whatever happens.

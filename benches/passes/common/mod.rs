@@ -1,8 +1,10 @@
 //! What the benchmark of passes and the comparison with peers (`benches/peers`) both use.
 
+pub(crate) mod echo;
 pub(crate) mod floors;
 pub(crate) mod process;
 pub(crate) mod scan;
+pub(crate) mod scenario;
 
 use std::time::Duration;
 

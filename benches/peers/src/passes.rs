@@ -7,7 +7,6 @@ mod common;
 mod ours;
 mod peer;
 mod scan;
-mod scenario;
 mod worker;
 
 use std::fmt;
@@ -18,11 +17,11 @@ use serde::Serialize;
 
 use self::channel::{Channel, Payload};
 use self::common::floors::Floors;
-use self::common::median;
+use self::common::scenario::{self, IN_FLIGHT};
+use self::common::{echo, median};
 use self::ours::Ours;
 use self::peer::Peer;
 use self::scan::Occupied;
-use self::scenario::{IN_FLIGHT, Place};
 pub(crate) use self::worker::{Options as WorkerOptions, run as run_worker};
 
 /// How to run the comparison.
@@ -102,17 +101,24 @@ impl Comparison {
             pairs,
             floors,
             throughput: Pairs::run(pairs, "throughput", |side| match side {
-                Side::Ours => scenario::throughput_per_s(&mut Ours::open(Place::Process)?),
-                Side::Peer => scenario::throughput_per_s(&mut Peer::open(Place::Process)?),
+                Side::Ours => Ok(scenario::throughput_per_s(&mut Ours::open(Place::Process)?)),
+                Side::Peer => Ok(scenario::throughput_per_s(&mut Peer::open(Place::Process)?)),
             })?,
             submit: Submit::run(pairs)?,
             rtt_idle: Pairs::run(pairs, "round trip after 5 ms idle", |side| match side {
-                Side::Ours => scenario::rtt_idle_ns(&mut Ours::open(Place::Process)?),
-                Side::Peer => scenario::rtt_idle_ns(&mut Peer::open(Place::Process)?),
+                Side::Ours => Ok(scenario::rtt_idle_ns(&mut Ours::open(Place::Process)?)),
+                Side::Peer => Ok(scenario::rtt_idle_ns(&mut Peer::open(Place::Process)?)),
             })?,
             scans: [Scan::run(pairs, 8)?, Scan::run(pairs, 64)?],
         })
     }
+}
+
+/// Where the worker runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Process,
+    Thread,
 }
 
 #[derive(Clone, Copy)]
@@ -173,12 +179,12 @@ type SubmitOnce = fn() -> Result<scenario::SubmitNs>;
 
 /// Who submits: ours and the peer in both arrangements, the channel with both payloads.
 const SUBMITTERS: [(&str, SubmitOnce); 6] = [
-    ("meshwork, worker process", || scenario::submit_ns(&mut Ours::open(Place::Process)?)),
-    ("meshwork, worker thread", || scenario::submit_ns(&mut Ours::open(Place::Thread)?)),
-    ("subetha-cxc, worker process", || scenario::submit_ns(&mut Peer::open(Place::Process)?)),
-    ("subetha-cxc, worker thread", || scenario::submit_ns(&mut Peer::open(Place::Thread)?)),
-    ("sync_channel, Vec<u8>", || scenario::submit_ns(&mut Channel::open(Payload::Vec)?)),
-    ("sync_channel, [u8; 48]", || scenario::submit_ns(&mut Channel::open(Payload::Array)?)),
+    ("meshwork, worker process", || Ok(scenario::submit_ns(&mut Ours::open(Place::Process)?))),
+    ("meshwork, worker thread", || Ok(scenario::submit_ns(&mut Ours::open(Place::Thread)?))),
+    ("subetha-cxc, worker process", || Ok(scenario::submit_ns(&mut Peer::open(Place::Process)?))),
+    ("subetha-cxc, worker thread", || Ok(scenario::submit_ns(&mut Peer::open(Place::Thread)?))),
+    ("sync_channel, Vec<u8>", || Ok(scenario::submit_ns(&mut Channel::open(Payload::Vec)?))),
+    ("sync_channel, [u8; 48]", || Ok(scenario::submit_ns(&mut Channel::open(Payload::Array)?))),
 ];
 
 impl Submit {
@@ -256,7 +262,7 @@ impl fmt::Display for Comparison {
             f,
             "\nPasses, {} pairs, medians; arguments of {} bytes (the peer {}, which is all it takes)",
             self.pairs,
-            ours::ARG_BYTES,
+            echo::ARG_BYTES,
             peer::ARG_BYTES
         )?;
         writeln!(f, "cross-process, {IN_FLIGHT} in flight: million passes a second")?;

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use anyhow::Result;
 
-use super::ours::ARG_BYTES;
-use super::scenario::Client;
+use super::common::echo::ARG_BYTES;
+use super::common::scenario::Client;
 
 /// Messages that fit, as many as in the peer's rings.
 const CAPACITY: usize = 1_024;

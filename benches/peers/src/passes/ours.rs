@@ -3,29 +3,19 @@
 use std::path::Path;
 
 use anyhow::Result;
-use meshwork::actors::host::pass::{Pass, PassOutcome, SubmitError};
-use meshwork::actors::host::pass_client::{ClientOptions, PassClient};
-use meshwork::actors::host::pass_host::PassHost;
-use meshwork::actors::host::registry::PassRegistry;
-use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
-use meshwork::passes::Spin;
+use meshwork::passes::{PassRegistry, Spin, WorkerThread};
 use tempfile::TempDir;
 
+use super::Place;
+use super::common::echo::{self, Echoes};
 use super::common::process::Process;
+use super::common::scenario::Client;
 use super::common::shared_directory;
-use super::scenario::{Client, Place};
 use super::worker::{self, WorkerSide};
-
-/// The arguments of a pass, and its result.
-pub(super) const ARG_BYTES: usize = 48;
-
-const ECHO: &str = "echo";
 
 /// A client and its worker. Fields are dropped in this order: the worker before its files.
 pub(super) struct Ours {
-    client: PassClient,
-    pass: Pass<'static>,
-    wrong: u64,
+    echoes: Echoes,
     _worker: Worker,
     _directory: TempDir,
 }
@@ -39,54 +29,36 @@ impl Ours {
     /// A fresh directory, a client of it, and a worker that sleeps and spins as it does by default.
     pub(super) fn open(place: Place) -> Result<Self> {
         let directory = shared_directory();
-        let host = PassHost::open(directory.path(), None)?;
+        let echoes = Echoes::join(directory.path());
         let worker = match place {
             Place::Process => {
                 Worker::Process { _process: worker::start(WorkerSide::Ours, directory.path())? }
             }
-            Place::Thread => Worker::Thread { _thread: start_worker(directory.path())? },
+            Place::Thread => Worker::Thread { _thread: start_worker(directory.path()) },
         };
-        let client = PassClient::join(
-            &host,
-            ClientOptions { name: "bench".to_owned(), ..Default::default() },
-        )?;
-        let pass = Pass::named(ECHO, vec![7; ARG_BYTES]);
-        Ok(Self { client, pass, wrong: 0, _worker: worker, _directory: directory })
+        Ok(Self { echoes, _worker: worker, _directory: directory })
     }
 }
 
 /// A worker in this process.
-pub(super) fn start_worker(directory: &Path) -> Result<WorkerThread> {
+pub(super) fn start_worker(directory: &Path) -> WorkerThread {
     let registry = PassRegistry::new();
-    registry.register_writing(ECHO, |call, reply| {
-        reply.write(call.args);
-        Ok::<_, String>(())
-    })?;
-    let options = WorkerOptions { name: "bench".to_owned(), spin: Spin::Adaptive };
-    Ok(WorkerThread::spawn(&PassHost::open(directory, None)?, registry, &options)?)
+    echo::register(&registry);
+    echo::start_worker(directory, registry, Spin::Adaptive)
 }
 
 impl Client for Ours {
     #[inline]
     fn submit(&mut self) -> bool {
-        match self.client.submit(&self.pass) {
-            Ok(_) => true,
-            Err(SubmitError::Busy(_)) => false,
-            Err(error) => panic!("a pass was refused: {error}"),
-        }
+        self.echoes.submit()
     }
 
     #[inline]
     fn collect(&mut self) -> u64 {
-        let (wrong, args) = (&mut self.wrong, &self.pass.args);
-        self.client.poll(|completion| {
-            let is_right =
-                matches!(&completion.outcome, PassOutcome::Returned(bytes) if bytes == args);
-            *wrong += u64::from(!is_right);
-        }) as u64
+        self.echoes.collect()
     }
 
     fn wrong(&self) -> u64 {
-        self.wrong
+        self.echoes.wrong()
     }
 }

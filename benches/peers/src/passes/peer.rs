@@ -14,9 +14,10 @@ use subetha_cxc::{
 };
 use tempfile::TempDir;
 
+use super::Place;
 use super::common::process::Process;
+use super::common::scenario::Client;
 use super::common::shared_directory;
-use super::scenario::{Client, Place};
 use super::worker::{self, WorkerSide};
 
 /// The arguments of a pass: all that fits beside its head of 10 bytes in a slot of 56.

@@ -26,7 +26,7 @@ pub(crate) struct Options {
 /// Works until the process that started this one ends.
 pub(crate) fn run(options: &Options) -> Result<()> {
     match options.side {
-        WorkerSide::Ours => wait_with(ours::start_worker(&options.directory)?),
+        WorkerSide::Ours => wait_with(ours::start_worker(&options.directory)),
         WorkerSide::Peer => wait_with(peer::start_worker(&options.directory)?),
     }
     Ok(())

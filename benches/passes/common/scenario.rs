@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
-
-use super::common::{IDLE, median};
+use super::{IDLE, median};
 
 /// Passes under way at most: what a client of ours has by default.
-pub(super) const IN_FLIGHT: u64 = 512;
+pub(crate) const IN_FLIGHT: u64 = 512;
 /// Passes before the clock starts.
 const WARM_UP: u64 = 50_000;
 /// Passes of one measurement of throughput.
@@ -19,15 +17,8 @@ const BURST: u64 = 64;
 /// Round trips of one measurement.
 const ROUND_TRIPS: usize = 100;
 
-/// Where the worker runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    Process,
-    Thread,
-}
-
 /// One way to hand passes to a worker and to get their results.
-pub(super) trait Client {
+pub(crate) trait Client {
     /// Submits a pass; false if there is no room.
     fn submit(&mut self) -> bool;
 
@@ -39,17 +30,17 @@ pub(super) trait Client {
 }
 
 /// Passes a second with 512 in flight. Every one is accepted and comes back.
-pub(super) fn throughput_per_s(client: &mut impl Client) -> Result<f64> {
+pub(crate) fn throughput_per_s(client: &mut impl Client) -> f64 {
     pump(client, WARM_UP);
     let begin = Instant::now();
     pump(client, PASSES);
     let per_s = PASSES as f64 / begin.elapsed().as_secs_f64();
-    all_right(client)?;
-    Ok(per_s)
+    assert_all_right(client);
+    per_s
 }
 
 /// Submits and collects until so many came back, with as many in flight as may be.
-fn pump(client: &mut impl Client, passes: u64) {
+pub(crate) fn pump(client: &mut impl Client, passes: u64) {
     let (mut submitted, mut collected) = (0, 0);
     while collected < passes {
         while submitted < passes && submitted - collected < IN_FLIGHT && client.submit() {
@@ -60,22 +51,22 @@ fn pump(client: &mut impl Client, passes: u64) {
 }
 
 /// What submitting costs, in nanoseconds for each accepted pass.
-pub(super) struct SubmitNs {
+pub(crate) struct SubmitNs {
     /// The submissions alone, in bursts of 64, each after room for it was made. Retries count.
-    pub(super) burst: f64,
+    pub(crate) burst: f64,
     /// Submissions without a pause, with the collecting that makes room. Retries count.
-    pub(super) sustained: f64,
+    pub(crate) sustained: f64,
 }
 
 /// Submits while the worker drains, in both ways.
-pub(super) fn submit_ns(client: &mut impl Client) -> Result<SubmitNs> {
+pub(crate) fn submit_ns(client: &mut impl Client) -> SubmitNs {
     pump(client, WARM_UP);
     let burst = burst_ns(client);
     let begin = Instant::now();
     pump_one_by_one(client, SUBMITS);
     let sustained = begin.elapsed().as_nanos() as f64 / SUBMITS as f64;
-    all_right(client)?;
-    Ok(SubmitNs { burst, sustained })
+    assert_all_right(client);
+    SubmitNs { burst, sustained }
 }
 
 fn burst_ns(client: &mut impl Client) -> f64 {
@@ -115,7 +106,7 @@ fn pump_one_by_one(client: &mut impl Client, passes: u64) {
 }
 
 /// The median round trip of a pass after the worker had nothing to do for 5 ms.
-pub(super) fn rtt_idle_ns(client: &mut impl Client) -> Result<f64> {
+pub(crate) fn rtt_idle_ns(client: &mut impl Client) -> f64 {
     pump(client, WARM_UP);
     let mut ns = Vec::with_capacity(ROUND_TRIPS);
     for _ in 0..ROUND_TRIPS {
@@ -124,11 +115,10 @@ pub(super) fn rtt_idle_ns(client: &mut impl Client) -> Result<f64> {
         pump(client, 1);
         ns.push(begin.elapsed().as_nanos() as f64);
     }
-    all_right(client)?;
-    Ok(median(ns))
+    assert_all_right(client);
+    median(ns)
 }
 
-fn all_right(client: &impl Client) -> Result<()> {
-    ensure!(client.wrong() == 0, "{} results were wrong", client.wrong());
-    Ok(())
+fn assert_all_right(client: &impl Client) {
+    assert_eq!(client.wrong(), 0, "results were wrong");
 }
