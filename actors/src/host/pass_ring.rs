@@ -9,6 +9,8 @@
 //! | [`FreeSlot`], [`WrittenSlot`] | FREE | write the call | the range's lock is held, and the slot's bit in the range's private bitmap was taken |
 //! | [`ClaimedCall`] | CLAIMED | read the call, write the reply | the word was compare-and-set to this worker, whose lock is held |
 //! | [`Arrived`] | DONE | read the reply | the range's lock is held, and its one [`Drain`] |
+//!
+//! It is one file although it is long: that the three are alone is argued across all of it.
 #![allow(unsafe_code, reason = "plain bytes in memory that several processes map")]
 
 use std::cell::UnsafeCell;
