@@ -61,6 +61,7 @@ pub(crate) fn main() -> ExitCode {
     let tests: Vec<passes::Named<fn()>> = vec![
         ("a_kill_at_any_instruction_of_submit_harms_nobody", || run(&SUBMIT)),
         ("a_kill_at_any_instruction_of_submit_to_a_sleeper_harms_nobody", || run(&SUBMIT_LONG)),
+        ("a_kill_at_any_instruction_of_submit_together_harms_nobody", || run(&SUBMIT_TOGETHER)),
         ("a_kill_at_any_instruction_of_cancel_harms_nobody", || run(&CANCEL)),
         ("a_kill_at_any_instruction_of_claim_run_complete_harms_nobody", || run(&COMPLETE)),
         ("a_kill_at_any_instruction_of_falling_asleep_harms_nobody", || run(&SLEEP)),
@@ -126,6 +127,19 @@ const SUBMIT_LONG: Operation = Operation {
     },
     must: &[],
     may: &[VICTIMS],
+};
+
+/// Some may have been submitted: nobody had been told that all were.
+const SUBMIT_TOGETHER: Operation = Operation {
+    name: "submit three together",
+    prepare: |scene| scene.submit(4),
+    victim: |host| {
+        let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
+        let passes = ManuallyDrop::new([0, 1, 2].map(|tag| pass(VICTIMS + tag)));
+        Box::new(move || client.prepare_all(&*passes).unwrap().submit())
+    },
+    must: &[],
+    may: &[VICTIMS, VICTIMS + 1, VICTIMS + 2],
 };
 
 const CANCEL: Operation = Operation {
@@ -315,9 +329,10 @@ fn victim(words: &[&str]) {
     raise(Signal::SIGUSR1).unwrap();
 }
 
-const OPERATIONS: [&Operation; 13] = [
+const OPERATIONS: [&Operation; 14] = [
     &SUBMIT,
     &SUBMIT_LONG,
+    &SUBMIT_TOGETHER,
     &CANCEL,
     &COMPLETE,
     &SLEEP,
