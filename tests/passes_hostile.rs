@@ -754,9 +754,8 @@ fn leave_answers(host: &Arc<PassHost>, directory: &Path, name: &str) -> Process 
 }
 
 fn done(host: &PassHost) -> usize {
-    use meshwork::protocol::pass::ring::Slots;
-    let board = host.ring().board();
-    (0..board.slots.count()).filter(|slot| board.done(*slot).is_some()).count()
+    let ring = host.ring();
+    (0..ring.layout().slot_count()).filter(|slot| ring.word(*slot).is_done()).count()
 }
 
 fn old_answers() {

@@ -51,7 +51,6 @@ use meshwork::actors::host::registry::{PassCall, PassRegistry};
 use meshwork::actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use meshwork::passes::Spin;
 use meshwork::protocol::pass::layout::Geometry;
-use meshwork::protocol::pass::ring::Slots;
 use meshwork::protocol::pass::slot::{SlotState, SlotWord};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -551,9 +550,9 @@ fn strike(places: &[Arc<Place>], time: Duration, seed: u64) -> (u64, u64) {
 }
 
 fn slots(host: &PassHost) -> Vec<(u32, SlotWord)> {
-    let board = host.ring().board();
-    (0..board.slots.count())
-        .map(|slot| (slot, SlotWord::from_bits(board.slots.word(slot).load(SeqCst))))
+    let ring = host.ring();
+    (0..ring.layout().slot_count())
+        .map(|slot| (slot, ring.word(slot)))
         .filter(|(_, word)| word.state() != Some(SlotState::Free))
         .collect()
 }

@@ -13,7 +13,7 @@ use meshwork_actors::host::mapped_file::LockFile;
 use meshwork_actors::host::pass::{Pass, PassOutcome};
 use meshwork_actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork_actors::host::pass_host::PassHost;
-use meshwork_actors::host::pass_ring::{PassRing, WorkerSeat};
+use meshwork_actors::host::pass_ring::WorkerSeat;
 use meshwork_protocol::pass::frame::{Reply, Status};
 use meshwork_protocol::pass::layout::{Geometry, Layout};
 use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId};
@@ -83,10 +83,9 @@ impl Bench {
             workers: 64,
             payload_bytes: PAYLOAD as u32,
         };
-        let ring = PassRing::on_heap(Layout::new(geometry).unwrap());
         let directory = tempfile::tempdir().unwrap();
         let locks = LockFile::open(&directory.path().join("locks")).unwrap();
-        let host = PassHost::over(ring, locks);
+        let host = PassHost::on_heap(Layout::new(geometry).unwrap(), locks);
         // The last range, so that what lies past its end is past the end of the allocation.
         let first = PassClient::join(&host, ClientOptions::default()).unwrap();
         let client = PassClient::join(&host, ClientOptions::default()).unwrap();

@@ -1,13 +1,16 @@
 //! Passes within one process: submitted, run, collected, on the real file with real locks.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use meshwork_actors::clock::Clock;
 use meshwork_actors::host::pass::{Completion, Pass, PassOutcome, SubmitError};
 use meshwork_actors::host::pass_client::{ClientOptions, PassClient};
 use meshwork_actors::host::pass_host::PassHost;
+use meshwork_actors::host::reclaimer::{ReclaimReport, Reclaimer, ReclaimerOptions};
 use meshwork_actors::host::registry::PassRegistry;
 use meshwork_actors::host::worker_thread::{WorkerOptions, WorkerThread};
 use meshwork_protocol::pass::layout::Geometry;
@@ -37,9 +40,10 @@ fn named(name: &str) -> ClientOptions {
 
 fn next(client: &PassClient) -> Completion<'static> {
     let mut one = None;
-    while one.is_none() {
+    until("there is an end", || {
         assert!(client.poll(|end| one = Some(end.into_owned())) <= 1);
-    }
+        one.is_some()
+    });
     one.unwrap()
 }
 
@@ -161,8 +165,13 @@ fn of_a_batch_all_passes_are_taken_or_none() {
     let host = open(directory.path());
     let client = PassClient::join(&host, named("batch")).unwrap();
     let batch = |passes| vec![Pass::named("echo", vec![]); passes];
-    let refused = client.prepare_all(&batch(65));
+    let refused = client.prepare_all(&batch(65)).unwrap_err();
+    assert!(matches!(refused, SubmitError::TooMany { passes: 65, slots: 64 }), "{refused:?}");
+    assert!(!refused.is_retryable());
+    let one = client.prepare_all(&batch(1)).unwrap();
+    let refused = client.prepare_all(&batch(64));
     assert!(matches!(refused, Err(SubmitError::Busy(64))), "{refused:?}");
+    drop(one);
     let mut long = batch(3);
     long[2].args = vec![0; 65_537].into();
     let refused = client.prepare_all(&long);
@@ -208,4 +217,202 @@ fn a_pass_is_taken_back_until_it_is_claimed() {
     }
     tags.sort_unstable();
     assert_eq!(tags, [2, 3]);
+}
+
+#[test]
+fn a_poller_that_panics_loses_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("panics")).unwrap();
+    let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
+    for tag in 0..64 {
+        client.submit(&Pass::named("echo", vec![]).tag(tag)).unwrap();
+    }
+    let (mut told, mut panics) = (Vec::new(), 0);
+    until("all are told", || {
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            client.poll(|end| {
+                // Each reply is handed out a second time.
+                panics += 1;
+                assert_eq!(panics % 2, 0, "the first time");
+                told.push(end.tag);
+            })
+        }));
+        polled.is_ok() && told.len() == 64
+    });
+    told.sort_unstable();
+    assert_eq!(told, (0..64).collect::<Vec<_>>());
+    assert_eq!(client.room(), 64);
+}
+
+#[test]
+fn a_sink_that_panics_is_told_of_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("sink")).unwrap();
+    let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
+    let (sender, told) = std::sync::mpsc::channel();
+    let sink = move |ends: Vec<Completion<'static>>| {
+        let tags: Vec<u64> = ends.iter().map(|end| end.tag).collect();
+        sender.send(tags.clone()).unwrap();
+        assert!(!tags.contains(&1), "the first");
+    };
+    client.route_to(Box::new(sink)).unwrap();
+    for tag in [1, 2] {
+        client.prepare(&Pass::named("echo", vec![]).tag(tag)).unwrap().submit();
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(vec![tag]));
+    }
+}
+
+#[test]
+fn ends_that_nobody_polls_keep_their_slots_also_of_what_was_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("cancels")).unwrap();
+    let pass = Pass::named("echo", vec![]).tag(5);
+    for _ in 0..64 {
+        assert!(client.cancel(client.submit(&pass).unwrap()));
+    }
+    assert!(matches!(client.submit(&pass), Err(SubmitError::Busy(64))));
+    let mut cancelled = 0;
+    client.poll(|end| cancelled += u32::from(end.outcome == PassOutcome::Cancelled));
+    assert_eq!((cancelled, client.room()), (64, 64));
+}
+
+#[test]
+fn passes_are_taken_back_by_their_tag() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("tags")).unwrap();
+    for tag in [7, 8, 7] {
+        client.submit(&Pass::named("echo", vec![]).tag(tag)).unwrap();
+    }
+    assert_eq!([7, 9, 7].map(|tag| client.cancel_tagged(tag)), [2, 0, 0]);
+    let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
+    let mut ends = Vec::new();
+    until("all are told", || {
+        client.poll(|end| ends.push((end.tag, end.outcome == PassOutcome::Cancelled)));
+        ends.len() == 3
+    });
+    ends.sort_unstable();
+    assert_eq!(ends, [(7, true), (7, true), (8, false)]);
+}
+
+/// Leaves two replies in the range of a client of this name.
+fn leave(host: &Arc<PassHost>, name: &str) {
+    let client = PassClient::join(host, named(name)).unwrap();
+    let _worker = WorkerThread::spawn(host, registry(), &WorkerOptions::default()).unwrap();
+    for tag in [1, 2] {
+        client.submit(&Pass::named("echo", vec![]).tag(tag)).unwrap();
+    }
+    until("both are done", || {
+        let slots = 0..host.ring().layout().slot_count();
+        slots.filter(|slot| host.ring().word(*slot).is_done()).count() == 2
+    });
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "not in a minute: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn replies_of_a_client_without_a_name_are_not_the_next_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    leave(&host, "");
+    let client = PassClient::join(&host, named("")).unwrap();
+    assert_eq!((client.index().0, client.room(), client.poll(|_| {})), (1, 64, 0));
+    leave(&host, "a");
+    assert_eq!(PassClient::join(&host, named("a")).unwrap().room(), 62);
+}
+
+#[tokio::test]
+async fn adopted_replies_that_nobody_polls_do_not_take_room_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    leave(&host, "calls");
+    let options = ClientOptions { adopted_for: Duration::ZERO, ..named("calls") };
+    let client = PassClient::join(&host, options).unwrap();
+    assert_eq!(client.room(), 62);
+    let _worker = WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap();
+    // Its collector thread looks at the slots every now and then.
+    client.call(&Pass::named("echo", vec![])).await.unwrap();
+    until("there is room", || client.room() == 64);
+    let orphaned = &host.ring().header().orphaned;
+    assert_eq!(orphaned.load(std::sync::atomic::Ordering::SeqCst), 2);
+}
+
+/// Between two polls it does something else for a while.
+#[test]
+fn one_who_polls_seldom_is_told_that_nobody_can_run_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let options = ClientOptions { no_worker_after: Duration::from_millis(50), ..named("seldom") };
+    let client = PassClient::join(&host, options).unwrap();
+    client.submit(&Pass::named("nobody's", vec![])).unwrap();
+    let begun = std::time::Instant::now();
+    let mut outcome = None;
+    while outcome.is_none() {
+        std::thread::sleep(Duration::from_millis(20));
+        client.poll(|end| outcome = Some(end.into_owned().outcome));
+    }
+    assert_eq!(outcome, Some(PassOutcome::NoWorker));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+/// Two threads need memory behind their slots at the same time.
+#[test]
+fn every_slot_has_memory_behind_it_whoever_asked_first() {
+    for _ in 0..50 {
+        let directory = tempfile::tempdir().unwrap();
+        let host = open(directory.path());
+        let client = PassClient::join(&host, named("both")).unwrap();
+        let pass = Pass::named("echo", vec![7; 65_536]);
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    together.wait();
+                    client.submit(&pass).unwrap();
+                });
+            }
+        });
+        while client.room() > 0 {
+            client.submit(&pass).unwrap();
+        }
+        let file = std::fs::metadata(host.ring().file().unwrap().path()).unwrap();
+        // Arguments are there anyway, for they were written; results are not yet.
+        let there = 512 * std::os::unix::fs::MetadataExt::blocks(&file);
+        assert!(there >= 2 * 64 * 65_536, "{there} bytes");
+    }
+}
+
+#[test]
+fn a_pass_past_its_deadline_is_told_of_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let (sender, begun) = std::sync::mpsc::channel();
+    let (go, may_go) = std::sync::mpsc::channel::<()>();
+    let (registry, may_go) = (PassRegistry::new(), std::sync::Mutex::new(may_go));
+    let hang = registry.register("hang", move |_| {
+        sender.send(()).unwrap();
+        may_go.lock().unwrap().recv().unwrap();
+        Ok::<_, String>(vec![])
+    });
+    hang.unwrap();
+    let _worker = WorkerThread::spawn(&host, registry, &WorkerOptions::default()).unwrap();
+    let client = PassClient::join(&host, named("hangs")).unwrap();
+    client.submit(&Pass::named("hang", vec![]).deadline(Duration::from_millis(1))).unwrap();
+    begun.recv().unwrap();
+    let mut reclaimer = Reclaimer::new(&host, ReclaimerOptions::default());
+    let mut report = ReclaimReport::default();
+    let over = Clock.now() + Duration::from_secs(1);
+    (0..3).for_each(|_| reclaimer.kill_overdue(over, &mut report));
+    // Its process is this one, which is spared.
+    assert_eq!((report.hung.len(), report.killed.len()), (1, 0));
+    go.send(()).unwrap();
 }

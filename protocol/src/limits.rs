@@ -228,6 +228,25 @@ pub const PASS_CLOSURES_MAX: usize = 256;
 /// are cut. Shorter than [`NAME_BYTES_MAX`], so that a row is a line.
 pub const PASS_NAME_BYTES_MAX: usize = 48;
 
+/// How often clients and workers look at the slots themselves, for what nobody announced, and how long
+/// they sleep at most: what one step left undone by a killed process is late by.
+pub const PASS_LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How often hearts beat, how often a watchdog looks at them, and at every lock and slot.
+pub const PASS_BEAT_EVERY: Duration = Duration::from_millis(100);
+/// See [`PASS_BEAT_EVERY`].
+pub const PASS_WATCH_EVERY: Duration = Duration::from_millis(50);
+/// See [`PASS_BEAT_EVERY`].
+pub const PASS_TEND_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a heart stands still, by default, before its lock is looked at.
+pub const PASS_GRACE: Duration = Duration::from_millis(300);
+
+const _: () = assert!(
+    PASS_GRACE.as_millis() >= 2 * PASS_BEAT_EVERY.as_millis() + 2 * PASS_WATCH_EVERY.as_millis(),
+    "a heart that missed one beat is not looked at"
+);
+
 /// Most times that a pass is begun: what the slot's word counts.
 pub const PASS_ATTEMPTS_MAX: u8 = 63;
 

@@ -200,7 +200,7 @@ mod order {
         assert_eq!(ends(&heap.high), (0, 8));
         heap.submit(2, call(BLUE));
         assert_eq!(ends(&heap.high), (8, 11));
-        assert_eq!(heap.board().rehint(0..4), 0);
+        assert_eq!(heap.board().rehint([0..4]), 0);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1, 2]);
     }
 
@@ -211,7 +211,7 @@ mod order {
         let mut walker = Walker::default();
         for _ in 0..40 {
             heap.submit(1, call(RED));
-            assert_eq!(heap.board().rehint(0..2), 0);
+            assert_eq!(heap.board().rehint([0..2]), 0);
             let claim = heap.board().claim(&mut walker, FIRST, |id| id == RED).expect("it waits");
             assert!(heap.board().complete(claim));
             heap.board().collect(1, heap.state(1)).expect("it is done");
@@ -226,7 +226,7 @@ mod order {
         heap.submit(1, call(RED));
         heap.submit(2, call(RED));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1]);
-        assert_eq!(heap.board().rehint(0..3), 1);
+        assert_eq!(heap.board().rehint([0..3]), 1);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [2]);
     }
 
@@ -340,7 +340,7 @@ mod recovery {
             ]
         );
         assert_eq!(heap.sleepers[0].load(Relaxed), 1 << SECOND.0);
-        assert_eq!(heap.board().rehint(0..5), 0);
+        assert_eq!(heap.board().rehint([0..5]), 0);
         assert_eq!(ends(&heap.low), (1, 2));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [4, 0]);
     }
@@ -398,11 +398,11 @@ mod recovery {
         let before = heap.submit(3, call(RED));
         heap.board().take_back(3, before).expect("nobody has claimed it");
         submit_unhinted(&heap, 3, call(RED));
-        assert_eq!(heap.board().rehint(0..5), 3);
-        assert_eq!(heap.board().rehint(0..5), 0);
+        assert_eq!(heap.board().rehint([0..5]), 3);
+        assert_eq!(heap.board().rehint([0..5]), 0);
         assert_eq!((ends(&heap.high), ends(&heap.low)), ((0, 4), (0, 1)));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1, 3, 2]);
-        assert_eq!(heap.board().rehint(0..u32::MAX), 1);
+        assert_eq!(heap.board().rehint([0..u32::MAX]), 1);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [5]);
     }
 
@@ -411,10 +411,23 @@ mod recovery {
         let heap = heap(3, 8);
         submit_unhinted(&heap, 1, call(BLUE));
         submit_unhinted(&heap, 2, call(RED));
-        let scan = |slots| heap.board().scan(slots, FIRST, |id| id == RED);
+        let mut walker = Walker::default();
+        let mut scan = |slots| heap.board().scan(slots, &mut walker, FIRST, |id| id == RED);
         assert_eq!(scan(0..2), None);
         assert_eq!(scan(0..u32::MAX).map(|claim| claim.slot), Some(2));
         assert_eq!(scan(0..u32::MAX), None);
+    }
+
+    /// The look may have passed the slot of the first before it was submitted.
+    #[test]
+    fn a_look_at_the_slots_does_not_overtake_what_is_hinted() {
+        let heap = heap(4, 8);
+        heap.submit(1, call(RED));
+        heap.submit(3, call(RED));
+        let mut walker = Walker::default();
+        let mut rest = || heap.board().scan(2..4, &mut walker, FIRST, anything);
+        assert_eq!(rest().map(|claim| claim.slot), Some(1));
+        assert_eq!(rest().map(|claim| claim.slot), Some(3));
     }
 }
 
@@ -508,14 +521,15 @@ proptest! {
         prop_assert!(claimed <= 3);
         board.recover(WorkerIndex(0), |slot| assert!(slot < 3), |slot| assert!(slot < 3));
         board.recover(FIRST, |slot| assert!(slot < 3), |slot| assert!(slot < 3));
-        board.rehint(0..u32::MAX);
+        board.rehint([0..u32::MAX]);
         for slot in 0..3 {
             let word = heap.state(slot);
             let _ = (board.publish(slot, word, Priority::Low, ends[3]), board.take_back(slot, word));
             let _ = (board.done(slot), board.complete(Claim { slot, word }));
         }
         while board.take_sleeper(|_| true).is_some() {}
-        while let Some(claim) = board.scan(0..u32::MAX, SECOND, anything) {
+        let mut walker = Walker::default();
+        while let Some(claim) = board.scan(0..u32::MAX, &mut walker, SECOND, anything) {
             prop_assert!(claim.slot < 3);
         }
         prop_assert_eq!(heap.words.iter().filter(|word| {
@@ -654,7 +668,7 @@ impl World {
             Step::Kill { worker } => self.kill(worker),
             Step::Recover { worker } => self.recover(worker),
             Step::Rehint => {
-                self.heap.board().rehint(0..u32::MAX);
+                self.heap.board().rehint([0..u32::MAX]);
             }
         }
     }
@@ -704,7 +718,7 @@ impl World {
         *claim = if hinted {
             board.claim(walker, index, knows(worker))
         } else {
-            board.scan(0..u32::MAX, index, knows(worker))
+            board.scan(0..u32::MAX, &mut Walker::default(), index, knows(worker))
         };
         if let Some(claim) = claim {
             let call = Call::from_bits(self.heap.calls[claim.slot as usize].load(Relaxed));
@@ -753,7 +767,7 @@ impl World {
             self.complete(worker, true);
             self.recover(worker);
         }
-        self.heap.board().rehint(0..u32::MAX);
+        self.heap.board().rehint([0..u32::MAX]);
         loop {
             self.claim(1, true);
             if self.workers[1].claim.is_none() {

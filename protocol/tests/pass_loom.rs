@@ -240,8 +240,9 @@ impl Host {
 
     /// Runs what waits, hinted or not.
     fn work_off_unhinted(&self, worker: WorkerIndex) -> Vec<u64> {
+        let mut walker = Walker::default();
         std::iter::from_fn(|| {
-            let claim = self.board().scan(self.all(), worker, anything)?;
+            let claim = self.board().scan(self.all(), &mut walker, worker, anything)?;
             Some(self.run(claim).0)
         })
         .collect()
@@ -341,7 +342,7 @@ fn a_submitter_killed_at_any_step_is_in_nobodys_way() {
         assert!(ran.contains(&6), "the other's pass waits");
         // What waits now was made ready and not hinted, and is hinted by the watchdog.
         let unhinted = host.heap.state(0).is_ready();
-        assert_eq!(host.board().rehint(host.all()), u32::from(unhinted));
+        assert_eq!(host.board().rehint([host.all()]), u32::from(unhinted));
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();
         let accepted = host.heap.state(0).state() == Some(SlotState::Done);
@@ -587,7 +588,7 @@ fn a_pass_that_no_ring_has_room_for_is_seen_before_sleep() {
         let red = |closure| closure == RED;
         let rest = look_and_sleep(&host, FIRST, |host| {
             let hinted = host.board().claim(&mut walker, FIRST, red);
-            hinted.or_else(|| host.board().scan(host.all(), FIRST, red))
+            hinted.or_else(|| host.board().scan(host.all(), &mut walker, FIRST, red))
         });
         let woken = end(submitter);
         let waits = host.heap.state(2).is_ready();
@@ -608,7 +609,7 @@ fn two_that_make_room_at_once_lose_no_pass() {
         end(other);
         let mut ran = host.work_off(FIRST);
         assert_eq!(ran.len(), 2, "a full ring stays full");
-        assert_eq!(host.board().rehint(host.all()), 2);
+        assert_eq!(host.board().rehint([host.all()]), 2);
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();
         assert_eq!(ran, [5, 6, 7, 8]);
@@ -631,7 +632,7 @@ fn a_submitter_killed_while_it_makes_room_loses_no_pass() {
         let claim = host.board().claim(&mut Walker::default(), FIRST, red);
         let mut ran: Vec<u64> = claim.into_iter().map(|claim| host.run(claim).0).collect();
         let killed = end(killed);
-        let rehinted = host.board().rehint(host.all());
+        let rehinted = host.board().rehint([host.all()]);
         assert!(killed || rehinted == 0, "there was room for both");
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();

@@ -35,7 +35,7 @@ pub use meshwork_actors::host::mapped_file::OpenError;
 pub use meshwork_actors::host::pass::{Completion, Pass, PassError, PassOutcome, SubmitError};
 pub use meshwork_actors::host::pass_client::{CallError, ClientOptions, PassClient};
 pub use meshwork_actors::host::pass_host::{JoinError, PassHost};
-pub use meshwork_actors::host::pass_submitter::{PassSubmitter, Submit, SubmitBatch};
+pub use meshwork_actors::host::pass_submitter::{Cancel, PassSubmitter, Submit, SubmitBatch};
 pub use meshwork_actors::host::pass_worker::{AddWorkers, PassWorker, RegisterPass, StopWorkers};
 pub use meshwork_actors::host::reclaimer::{ReclaimReport, ReclaimerOptions, WorkerSeen};
 pub use meshwork_actors::host::registry::{

@@ -33,8 +33,6 @@ use meshwork::actors::host::pass_ring::{ClaimedCall, WorkerSeat};
 use meshwork::actors::host::reclaimer::{ReclaimReport, Reclaimer, ReclaimerOptions};
 use meshwork::protocol::pass::frame::{Reply, Status};
 use meshwork::protocol::pass::layout::Geometry;
-use meshwork::protocol::pass::ring::Slots;
-use meshwork::protocol::pass::slot::SlotWord;
 use meshwork::protocol::pass::{ClosureId, WorkerIndex};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::personality::{self, Persona};
@@ -116,7 +114,7 @@ const SUBMIT_LONG: Operation = Operation {
     name: "submit, to a sleeper",
     prepare: |scene| {
         scene.submit(4);
-        scene.seat.ring().board().fall_asleep(scene.seat.index());
+        scene.seat.ring().fall_asleep(scene.seat.index());
     },
     victim: |host| {
         let client = ManuallyDrop::new(PassClient::join(host, named("victim")).unwrap());
@@ -177,11 +175,11 @@ const SLEEP: Operation = Operation {
         let mut seat = ManuallyDrop::new(host.join_worker("victim").unwrap());
         Box::new(move || {
             let row = ring.worker(seat.index());
-            ring.board().fall_asleep(seat.index());
+            ring.fall_asleep(seat.index());
             if seat.claim(|_| true).is_none() && seat.scan(|_| true).is_none() {
                 wait(row.wake_word(), 0, Duration::from_micros(1));
             }
-            ring.board().wake_up(seat.index());
+            ring.wake_up(seat.index());
         })
     },
     must: &[],
@@ -454,11 +452,10 @@ impl Scene {
     }
 
     fn states(&self) -> String {
-        let board = self.host.ring().board();
+        let ring = self.host.ring();
         let mut counts = [0; 4];
-        for slot in 0..board.slots.count() {
-            let word = SlotWord::from_bits(board.slots.word(slot).load(SeqCst));
-            counts[word.state().unwrap() as usize] += 1;
+        for slot in 0..ring.layout().slot_count() {
+            counts[ring.word(slot).state().unwrap() as usize] += 1;
         }
         let [_, ready, claimed, done] = counts;
         format!("{ready} READY, {claimed} CLAIMED, {done} DONE")

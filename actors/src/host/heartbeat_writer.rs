@@ -5,14 +5,10 @@
 //!
 //! It runs apart from the workers, so a pass that takes a second, or a day, stops no heart.
 
-use std::time::Duration;
-
 use actix::prelude::*;
+use meshwork_protocol::limits::PASS_BEAT_EVERY;
 
 use super::reclaimer::Heart;
-
-/// How often a heart beats: a third of the grace that a watchdog gives.
-pub const BEAT_EVERY: Duration = Duration::from_millis(100);
 
 /// The actor.
 pub struct HeartbeatWriter(Heart);
@@ -29,6 +25,6 @@ impl Actor for HeartbeatWriter {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.0.beat();
-        ctx.run_interval(BEAT_EVERY, |writer, _| writer.0.beat());
+        ctx.run_interval(PASS_BEAT_EVERY, |writer, _| writer.0.beat());
     }
 }

@@ -14,6 +14,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -89,6 +90,26 @@ pub enum OpenError {
     /// Numbers that no file can be made for.
     #[error(transparent)]
     Numbers(#[from] meshwork_protocol::pass::layout::GeometryError),
+    /// The directory, or the file, is another user's, who could cut the file while it is mapped.
+    #[error("{} belongs to user {uid}, and this process to another: choose a directory of your own", path.display())]
+    Owner {
+        /// The directory or the file.
+        path: PathBuf,
+        /// Whose it is.
+        uid: u32,
+    },
+    /// The lock file is not the one that the file was made with, so nobody can tell who is alive.
+    #[error("{} was removed while processes had it open: stop every process of the directory, and remove {FILE_NAME} too", path.display())]
+    LocksReplaced {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The file is of another boot, and yet somebody uses it.
+    #[error("{} is in use by a process of another boot: do machines share the directory? Choose one of this machine alone", path.display())]
+    OtherBoot {
+        /// The file.
+        path: PathBuf,
+    },
     /// Another process has been making the file for too long.
     #[error("another process has been making {} for {MAKING_PATIENCE:?}: is one stopped?", path.display())]
     Stuck {
@@ -238,7 +259,7 @@ impl LockFile {
         if self.held.lock().unwrap_or_else(PoisonError::into_inner).contains(&byte) {
             return Ok(true);
         }
-        let found = self.fcntl(libc::F_OFD_GETLK, byte, libc::F_WRLCK)?;
+        let found = self.fcntl(libc::F_OFD_GETLK, byte, 1, libc::F_WRLCK)?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
     }
 
@@ -269,22 +290,51 @@ impl LockFile {
     }
 
     fn set(&self, byte: u64, kind: i32) -> io::Result<()> {
-        self.fcntl(libc::F_OFD_SETLK, byte, kind).map(drop)
+        self.fcntl(libc::F_OFD_SETLK, byte, 1, kind).map(drop)
     }
 
-    /// One of the calls on open-file-description locks, for one byte: what the kernel made of it.
-    fn fcntl(&self, command: i32, byte: u64, kind: i32) -> io::Result<libc::flock> {
+    /// Whether anyone else holds any byte.
+    fn is_any_held(&self) -> io::Result<bool> {
+        // Zero stands for all bytes from the first on.
+        let found = self.fcntl(libc::F_OFD_GETLK, 0, 0, libc::F_WRLCK)?;
+        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+    }
+
+    /// Whether this is the lock file of the pass file with this number. What is written in it says so;
+    /// a lock file that was removed and made anew would show the living as dead.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn is_of(&self, instance_id: [u8; 16]) -> io::Result<bool> {
+        let mut found = [0; 16];
+        match self.file.read_exact_at(&mut found, 0) {
+            Ok(()) => Ok(found == instance_id),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One of the calls on open-file-description locks: what the kernel made of it.
+    fn fcntl(&self, command: i32, byte: u64, bytes: i64, kind: i32) -> io::Result<libc::flock> {
         // SAFETY: a `flock` is plain numbers, for which zero is a value.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = kind as i16;
         lock.l_whence = libc::SEEK_SET as i16;
         lock.l_start = byte as i64;
-        lock.l_len = 1;
+        lock.l_len = bytes;
         // SAFETY: the descriptor is open, and the lock outlives the call.
         match unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw mut lock) } {
             0 => Ok(lock),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+}
+
+impl ByteLock {
+    /// Whether it is this byte's.
+    pub fn is_of(&self, byte: u64) -> bool {
+        self.byte == byte
     }
 }
 
@@ -312,7 +362,8 @@ impl Drop for ByteLock {
 /// A pass file, mapped.
 #[derive(Debug)]
 pub struct MappedFile {
-    map: MmapRaw,
+    /// Not there in a forked child, which must not unmap what has come to lie in its place.
+    map: ManuallyDrop<MmapRaw>,
     file: File,
     path: PathBuf,
     header: Header,
@@ -334,11 +385,15 @@ impl MappedFile {
     ) -> Result<Self, OpenError> {
         let path = directory.join(FILE_NAME);
         let boot_id = boot_id()?;
-        let found = match read(&path)? {
+        let found = match read_own(&path)? {
             Some(found) if found.1.boot_id == boot_id => found,
             _ => make(directory, asked.unwrap_or_default(), boot_id, locks)?,
         };
         let (file, header, layout) = found;
+        let lock_path = directory.join(LOCK_NAME);
+        if !locks.is_of(header.instance_id).map_err(io_error("read", &lock_path))? {
+            return Err(OpenError::LocksReplaced { path: lock_path });
+        }
         if let Some(asked) = asked
             && asked != header.geometry
         {
@@ -380,6 +435,7 @@ impl MappedFile {
             .map_err(io_error("map", &path))?;
         // A child would otherwise hold what its dead parent's successor writes.
         map.advise(Advice::DontFork).map_err(io_error("advise on", &path))?;
+        let map = ManuallyDrop::new(map);
         Ok(Self { map, file, path, header, layout, mark: ProcessMark::here() })
     }
 
@@ -417,17 +473,45 @@ impl MappedFile {
     pub fn commit(&self, offset: usize, bytes: usize, end: usize) -> io::Result<usize> {
         let to = (offset + bytes.max(COMMIT_BYTES)).min(end);
         let (at, length) = (offset as u64, (to - offset) as u64);
-        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, length) {
-            Ok(()) => Ok(to),
-            Err(rustix::io::Errno::INTR) => self.commit(offset, bytes, end),
-            // Writing it is as good: nobody uses a hole.
-            Err(rustix::io::Errno::OPNOTSUPP) => {
-                self.file.write_all_at(&vec![0; to - offset], at)?;
-                Ok(to)
-            }
-            Err(error) => Err(error.into()),
+        allocate(&self.file, at, length)?;
+        Ok(to)
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        if self.mark.is_here() {
+            // SAFETY: it is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.map) };
         }
     }
+}
+
+/// Puts memory behind a hole. There is no other way to do it that leaves alone what others write at
+/// the same time, so a filesystem that cannot is refused.
+fn allocate(file: &File, at: u64, length: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), at, length) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                let why = "its filesystem has no fallocate: choose a directory on another, such as \
+                           one in /dev/shm";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// As [`read`], of a file that is this user's.
+fn read_own(path: &Path) -> Result<Option<(File, Header, Layout)>, OpenError> {
+    let found = read(path)?;
+    if let Some((file, ..)) = &found {
+        let metadata = file.metadata().map_err(io_error("look at", path))?;
+        refuse_strangers(path, &metadata)?;
+    }
+    Ok(found)
 }
 
 /// The pass file, checked but not mapped; `None` if there is none.
@@ -464,9 +548,12 @@ fn make(
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    if let Some(found) = read(&path)? {
+    if let Some(found) = read_own(&path)? {
         if found.1.boot_id == boot_id {
             return Ok(found);
+        }
+        if locks.is_any_held().map_err(io_error("look at", &directory.join(LOCK_NAME)))? {
+            return Err(OpenError::OtherBoot { path });
         }
         // Of a boot that is over: nobody has it mapped, and its passes are gone with their clients.
         fs::remove_file(&path).map_err(io_error("remove", &path))?;
@@ -479,6 +566,9 @@ fn make(
         _ => {}
     }
     let made = write_new(&new, &layout, geometry, boot_id).and_then(|made| {
+        let instance_id = made.1.instance_id;
+        let named = locks.file.write_all_at(&instance_id, 0);
+        named.map_err(io_error("write", &directory.join(LOCK_NAME)))?;
         fs::hard_link(&new, &path).map(|()| made).map_err(io_error("link", &path))
     });
     // Whether it failed or has its right name now.
@@ -504,13 +594,7 @@ fn write_new(
     let header = Header { geometry, boot_id, instance_id };
     let written = || -> io::Result<()> {
         file.set_len(layout.file_bytes as u64)?;
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.fixed_bytes as u64) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::OPNOTSUPP) => {
-                file.write_all_at(&vec![0; layout.fixed_bytes], 0)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
+        allocate(&file, 0, layout.fixed_bytes as u64)?;
         file.write_all_at(&header.to_bytes(layout), 0)?;
         file.write_all_at(&MAGIC.to_ne_bytes(), 0)
     };
@@ -527,7 +611,16 @@ pub fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
     made.map_err(io_error("make the directory", directory))?;
     let metadata = fs::metadata(directory).map_err(io_error("look at", directory))?;
-    refuse_others(directory, &metadata)
+    refuse_others(directory, &metadata)?;
+    refuse_strangers(directory, &metadata)
+}
+
+fn refuse_strangers(path: &Path, metadata: &fs::Metadata) -> Result<(), OpenError> {
+    let uid = metadata.uid();
+    if uid != rustix::process::geteuid().as_raw() {
+        return Err(OpenError::Owner { path: path.to_owned(), uid });
+    }
+    Ok(())
 }
 
 fn refuse_others(path: &Path, metadata: &fs::Metadata) -> Result<(), OpenError> {
@@ -577,8 +670,10 @@ impl RawBuffers {
     pub fn open(path: &Path, count: usize, bytes: usize) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
-        let length = count * (FLAG_BYTES + bytes);
-        file.set_len(length as u64)?;
+        let length = (FLAG_BYTES + bytes).checked_mul(count).ok_or(io::ErrorKind::InvalidInput)?;
+        if file.metadata()?.len() < length as u64 {
+            file.set_len(length as u64)?;
+        }
         Ok(Self { map: MmapOptions::new().len(length).map_raw(&file)?, count, bytes })
     }
 

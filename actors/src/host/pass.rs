@@ -230,6 +230,14 @@ pub enum SubmitError {
     /// All slots of the client are in use: collect, or await room.
     #[error("all {0} slots of the client are in use")]
     Busy(u32),
+    /// A batch of more passes than the client has slots.
+    #[error("{passes} passes cannot be under way together: the client has {slots} slots")]
+    TooMany {
+        /// How many there are.
+        passes: usize,
+        /// How many can be under way.
+        slots: u32,
+    },
     /// More arguments than fit.
     #[error("the arguments have {bytes} bytes, and {limit} fit")]
     TooLong {

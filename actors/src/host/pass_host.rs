@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use meshwork_protocol::pass::board::Recovered;
-use meshwork_protocol::pass::layout::Geometry;
+use meshwork_protocol::pass::layout::{Geometry, Layout};
 use meshwork_protocol::pass::succession::Choice;
 use meshwork_protocol::pass::{ClientIndex, WorkerIndex};
 
@@ -91,8 +91,12 @@ impl PassHost {
         Ok(Self::over(PassRing::mapped(file), locks))
     }
 
-    /// A host over a ring and its locks.
-    pub fn over(ring: PassRing, locks: Arc<LockFile>) -> Arc<Self> {
+    /// A host over a ring in this process's own memory, and locks for it.
+    pub fn on_heap(layout: Layout, locks: Arc<LockFile>) -> Arc<Self> {
+        Self::over(PassRing::on_heap(layout), locks)
+    }
+
+    fn over(ring: PassRing, locks: Arc<LockFile>) -> Arc<Self> {
         Arc::new(Self { ring: Arc::new(ring), locks, process: ProcessIdentity::this() })
     }
 
@@ -103,9 +107,14 @@ impl PassHost {
     ///
     /// [`OpenError`]; [`OpenError::Nothing`] where there is nothing to look at.
     pub fn look(directory: &Path) -> Result<PassSnapshot, OpenError> {
-        let ring = PassRing::mapped(MappedFile::look(directory)?);
+        let file = MappedFile::look(directory)?;
         let path = directory.join(LOCK_NAME);
         let locks = LockFile::look(&path)?;
+        let is_of = locks.is_of(file.header().instance_id);
+        if !is_of.map_err(|source| OpenError::Io { doing: "read", path: path.clone(), source })? {
+            return Err(OpenError::LocksReplaced { path });
+        }
+        let ring = PassRing::mapped(file);
         PassSnapshot::take(&ring, &locks).map_err(|source| OpenError::Io {
             doing: "look at the locks of",
             path,
@@ -222,7 +231,10 @@ impl PassHost {
     /// A worker leaves, with nothing claimed.
     pub fn leave_worker(&self, seat: WorkerSeat) {
         if self.ring.is_here() {
-            self.ring.board().wake_up(seat.index());
+            // Somebody may have woken this one for a pass that it will not take.
+            let leaving = seat.index();
+            self.ring.wake_up(leaving);
+            self.ring.wake_worker(|other| other != leaving);
             self.clear_worker(seat.index(), seat.row());
         }
         drop(seat);
@@ -246,7 +258,7 @@ impl PassHost {
                 let row = self.ring.client(index);
                 let is_wanted = || {
                     let has_leftovers = row.holder.epoch.load(Acquire) % 2 == 1;
-                    choice.takes(has_leftovers, || row.name.read() == name)
+                    choice.takes(name, has_leftovers, || row.name.read())
                 };
                 if !is_wanted() {
                     continue;
@@ -259,7 +271,7 @@ impl PassHost {
                 if !is_wanted() {
                     continue;
                 }
-                self.ring.board().rehint(self.ring.range(index));
+                self.ring.board().rehint([self.ring.range(index)]);
                 if choice.disowns() {
                     // Before the row has the name: a later client of it must not adopt them.
                     self.ring.disown(index);
@@ -289,9 +301,12 @@ impl PassHost {
             if let Some(lock) = self.lock_client(client)? {
                 return Ok(Some(lock));
             }
-            let is_tended = holder.epoch.load(Acquire) % 2 == 1
-                && is_wanted()
-                && ProcessIdentity::of(holder).is_gone(&self.process);
+            // Its process is gone, or it has left: also within this process.
+            let is_over = || {
+                self.ring.client(client).left_us().load(Relaxed) != 0
+                    || ProcessIdentity::of(holder).is_gone(&self.process)
+            };
+            let is_tended = holder.epoch.load(Acquire) % 2 == 1 && is_wanted() && is_over();
             if !is_tended || begun.elapsed() >= TENDING_PATIENCE {
                 return Ok(None);
             }

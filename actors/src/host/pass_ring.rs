@@ -30,6 +30,7 @@ use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
 
 use super::mapped_file::{ByteLock, MappedFile, ProcessMark};
 use super::parking::wake;
+use super::pass_host::{CLIENT_BYTES, WORKER_BYTES};
 pub use super::records::{ClientRow, ClosureRow, HeaderWords, Holder, WorkerRow};
 use super::records::{Line, Slot};
 
@@ -38,7 +39,18 @@ use super::records::{Line, Slot};
 enum Backing {
     Mapped(MappedFile),
     /// One process's own: for tests and tools that look into memory.
-    Heap(Box<[HeapPage]>),
+    Heap(HeapPages),
+}
+
+/// An allocation that is only reached through pointers, as a mapping is.
+#[derive(Debug)]
+struct HeapPages(NonNull<[HeapPage]>);
+
+impl Drop for HeapPages {
+    fn drop(&mut self) {
+        // SAFETY: it came from a `Box`, and nobody has it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 #[repr(C, align(4096))]
@@ -147,8 +159,11 @@ impl PassRing {
     /// or writes outside of it is outside of an allocation, which checkers of memory see.
     pub fn on_heap(layout: Layout) -> Self {
         let pages = layout.file_bytes / size_of::<HeapPage>();
-        let pages = (0..pages).map(|_| HeapPage(UnsafeCell::new([0; 4_096]))).collect();
-        Self::over(Backing::Heap(pages), layout, ProcessMark::here())
+        let pages: Box<[HeapPage]> =
+            (0..pages).map(|_| HeapPage(UnsafeCell::new([0; 4_096]))).collect();
+        // SAFETY: a `Box` does not begin at null.
+        let pages = unsafe { NonNull::new_unchecked(Box::into_raw(pages)) };
+        Self::over(Backing::Heap(HeapPages(pages)), layout, ProcessMark::here())
     }
 
     fn over(backing: Backing, layout: Layout, mark: ProcessMark) -> Self {
@@ -166,7 +181,7 @@ impl PassRing {
     fn base_of(backing: &Backing) -> *mut u8 {
         match backing {
             Backing::Mapped(file) => file.base(),
-            Backing::Heap(pages) => pages.as_ptr().cast_mut().cast(),
+            Backing::Heap(pages) => pages.0.as_ptr().cast(),
         }
     }
 
@@ -277,9 +292,31 @@ impl PassRing {
         &line.0
     }
 
-    /// The rules, over this memory.
+    /// The word of a slot.
+    pub fn word(&self, slot: u32) -> SlotWord {
+        self.assert_here();
+        SlotWord::from_bits(self.table.word(slot).load(Acquire))
+    }
+
+    /// The call in a slot, as it is described there.
+    pub fn call(&self, slot: u32) -> Call {
+        self.assert_here();
+        Call::from_bits(self.table.call(slot).load(Relaxed))
+    }
+
+    /// Marks a worker as asleep: see [`Board::fall_asleep`].
+    pub fn fall_asleep(&self, worker: WorkerIndex) {
+        self.board().fall_asleep(worker);
+    }
+
+    /// Marks a worker as awake: see [`Board::wake_up`].
+    pub fn wake_up(&self, worker: WorkerIndex) -> bool {
+        self.board().wake_up(worker)
+    }
+
+    /// The rules, over this memory. Whoever has it can break what the tokens stand for.
     #[inline(always)]
-    pub fn board(&self) -> Board<'_, SlotTable> {
+    pub(super) fn board(&self) -> Board<'_, SlotTable> {
         self.assert_here();
         // SAFETY: a bit for each worker lies here by the layout.
         let sleepers = unsafe {
@@ -366,7 +403,7 @@ impl PassRing {
 
     /// Marks all that is in a client's slots as nobody's: its range is taken by a client of another
     /// name. Only with its lock.
-    pub fn disown(&self, client: ClientIndex) {
+    pub(super) fn disown(&self, client: ClientIndex) {
         for slot in self.range(client) {
             let word = SlotWord::from_bits(self.table.word(slot).load(Acquire));
             if word.state() != Some(SlotState::Free) {
@@ -376,7 +413,7 @@ impl PassRing {
     }
 
     /// Recovers a dead worker. Only with its lock.
-    pub fn recover_worker(
+    pub(super) fn recover_worker(
         &self,
         dead: WorkerIndex,
         _proof: &ByteLock,
@@ -448,6 +485,8 @@ pub struct SlotRange {
     left: Box<[AtomicU64]>,
     /// A bit for each slot that holds a pass of another client, which is dead.
     inherited: Box<[AtomicU64]>,
+    /// A bit for each free slot that is kept from being used.
+    held: Box<[AtomicU64]>,
     drain: Mutex<()>,
     _lock: ByteLock,
 }
@@ -519,7 +558,8 @@ impl SlotRange {
     /// The range of a client whose lock is held. Slots that are free in it can be used; of those that
     /// are not, the replies are collected as one's own, but for those that were disowned: they are
     /// dropped and counted.
-    pub fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock) -> Self {
+    pub(super) fn new(ring: Arc<PassRing>, client: ClientIndex, lock: ByteLock) -> Self {
+        assert!(lock.is_of(CLIENT_BYTES + u64::from(client.0)), "the lock of another row");
         let slots = ring.range(client);
         let words = (slots.len() as u32 / WORD_SLOTS) as usize;
         let bits = || (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -534,6 +574,7 @@ impl SlotRange {
             near: [AtomicU64::new(0), AtomicU64::new(0)],
             left: bits(),
             inherited: bits(),
+            held: bits(),
             drain: Mutex::new(()),
             _lock: lock,
         };
@@ -613,6 +654,10 @@ impl SlotRange {
     /// So many free slots; `None` while there are fewer.
     pub fn reserve_all(&self, count: usize) -> Option<Vec<FreeSlot<'_>>> {
         self.ring.assert_here();
+        // So that others do not find all taken by one who gives them back.
+        if (self.room() as usize) < count {
+            return None;
+        }
         let mut slots = Vec::with_capacity(count);
         for (index, word) in self.free.iter().enumerate() {
             let mut bits = word.load(Relaxed);
@@ -657,18 +702,19 @@ impl SlotRange {
         {
             let from = kind.of(layout, self.first + self.committed[kind as usize].load(Acquire));
             let to = kind.of(layout, slot) + each;
-            if to > from {
-                let end = file.commit(from, to - from, begin + count as usize * each)?;
-                committed = ((end - begin) / each) as u32;
+            if to <= from {
+                // Another thread has done it meanwhile.
+                return Ok(());
             }
+            let end = file.commit(from, to - from, begin + count as usize * each)?;
+            committed = ((end - begin) / each) as u32;
         }
         self.committed[kind as usize].fetch_max(committed, AcqRel);
         Ok(())
     }
 
-    /// Takes back a call that no worker has claimed: its tag, and what `forget` made of it before the
-    /// slot could be used again. `None` if it is too late.
-    pub fn take_back<R>(&self, pass: PassId, forget: impl FnOnce(PassId) -> R) -> Option<(u64, R)> {
+    /// Takes back a call that no worker has claimed: its tag, and its slot. `None` if it is too late.
+    pub fn take_back(&self, pass: PassId) -> Option<(u64, FreeSlot<'_>)> {
         if !self.ring.range(self.client).contains(&pass.slot) {
             return None;
         }
@@ -677,14 +723,29 @@ impl SlotRange {
         if word.generation() != pass.generation {
             return None;
         }
-        self.ring.board().take_back(pass.slot, word)?;
-        let forgotten = forget(pass);
+        let free = self.ring.board().take_back(pass.slot, word)?;
+        let slot = FreeSlot { range: self, slot: pass.slot, free };
         let is_inherited = self.is_inherited(pass.slot);
         if is_inherited {
             self.drop_inherited(pass.slot);
         }
-        self.give_back(pass.slot);
-        (!is_inherited).then_some((tag, forgotten))
+        (!is_inherited).then_some((tag, slot))
+    }
+
+    /// Keeps a free slot from being used, until [`release`](Self::release).
+    pub fn hold(&self, slot: FreeSlot<'_>) {
+        assert!(std::ptr::eq(slot.range, self), "a slot of another range");
+        let (index, bit) = self.place(slot.slot);
+        self.held[index].fetch_or(bit, AcqRel);
+        std::mem::forget(slot);
+    }
+
+    /// Lets a slot be used that was held.
+    pub fn release(&self, slot: u32) {
+        let (index, bit) = self.place(slot);
+        if self.held[index].fetch_and(!bit, AcqRel) & bit != 0 {
+            self.give_back(slot);
+        }
     }
 
     /// Slots that hold a reply to this client.
@@ -706,6 +767,12 @@ impl SlotRange {
             let pass = PassId { slot, generation: word.generation() };
             word.is_ready().then_some((pass, call.closure, word.attempt()))
         })
+    }
+
+    /// Slots whose call waits, and has this tag.
+    pub fn tagged(&self, tag: u64) -> impl Iterator<Item = PassId> + '_ {
+        let has_tag = move |pass: &PassId| self.ring.table.slot(pass.slot).tag.load(Relaxed) == tag;
+        self.waiting().map(|(pass, ..)| pass).filter(has_tag)
     }
 
     /// The right to collect; `None` while another thread has it.
@@ -863,31 +930,26 @@ impl Drain<'_> {
                 coming &= coming - 1;
             }
             let inherited = range.inherited[index].load(Relaxed);
-            let (mut freed, mut kept) = (0, 0);
-            while bits != 0 {
-                let bit = bits.trailing_zeros();
-                bits &= bits - 1;
+            let mut word = Collecting { range, index, coming: bits, freed: 0, kept: 0 };
+            while word.coming != 0 {
+                let bit = word.coming.trailing_zeros();
+                let slot = first + bit;
                 if inherited & 1 << bit != 0 {
-                    if let Collected::Taken = self.collect_slot(first + bit, &mut |_| true) {
-                        range.drop_inherited(first + bit);
-                        freed |= 1 << bit;
+                    if let Collected::Taken = self.collect_slot(slot, &mut |_| true) {
+                        range.drop_inherited(slot);
+                        word.freed |= 1 << bit;
                     }
-                    continue;
-                }
-                match self.collect_slot(first + bit, &mut each) {
-                    Collected::Nothing => {}
-                    Collected::Taken => {
-                        freed |= 1 << bit;
-                        collected += 1;
+                } else {
+                    match self.collect_slot(slot, &mut each) {
+                        Collected::Nothing => {}
+                        Collected::Taken => {
+                            word.freed |= 1 << bit;
+                            collected += 1;
+                        }
+                        Collected::Left => word.kept |= 1 << bit,
                     }
-                    Collected::Left => kept |= 1 << bit,
                 }
-            }
-            if kept != 0 {
-                range.left[index].fetch_or(kept, AcqRel);
-            }
-            if freed != 0 {
-                range.free[index].fetch_or(freed, AcqRel);
+                word.coming &= word.coming - 1;
             }
         }
         if collected > 0 {
@@ -919,6 +981,29 @@ impl Drain<'_> {
         }
         ring.board().collect(index, done);
         Collected::Taken
+    }
+}
+
+/// What became of the slots of one word, also where whoever took the replies panics.
+struct Collecting<'r> {
+    range: &'r SlotRange,
+    index: usize,
+    /// Not looked at yet.
+    coming: u64,
+    freed: u64,
+    kept: u64,
+}
+
+impl Drop for Collecting<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let kept = self.kept | self.coming;
+        if kept != 0 {
+            self.range.left[self.index].fetch_or(kept, AcqRel);
+        }
+        if self.freed != 0 {
+            self.range.free[self.index].fetch_or(self.freed, AcqRel);
+        }
     }
 }
 
@@ -957,7 +1042,8 @@ pub struct ReplyWriter<'c> {
 
 impl WorkerSeat {
     /// The seat of a worker whose lock is held, and whose predecessor was recovered.
-    pub fn new(ring: Arc<PassRing>, index: WorkerIndex, lock: ByteLock) -> Self {
+    pub(super) fn new(ring: Arc<PassRing>, index: WorkerIndex, lock: ByteLock) -> Self {
+        assert!(lock.is_of(WORKER_BYTES + u64::from(index.0)), "the lock of another row");
         Self { ring, index, walker: Walker::default(), _lock: lock }
     }
 
@@ -995,8 +1081,12 @@ impl WorkerSeat {
             let client = ClientIndex(index);
             // A range that nobody ever had is empty.
             if self.ring.client(client).holder.epoch.load(Acquire) != 0
-                && let Some(claim) =
-                    self.ring.board().scan(self.ring.range(client), self.index, can_run)
+                && let Some(claim) = self.ring.board().scan(
+                    self.ring.range(client),
+                    &mut self.walker,
+                    self.index,
+                    can_run,
+                )
             {
                 return Some(ClaimedCall::new(&self.ring, claim));
             }

@@ -1,6 +1,6 @@
 //! `PassSubmitter`: hands passes to workers of any process.
 //!
-//! Owns admission to this process's range of slots. Receives [`Submit`] and [`SubmitBatch`]. Sends
+//! Owns admission to this process's range of slots. Receives [`Submit`], [`SubmitBatch`] and [`Cancel`]. Sends
 //! `ExpectPass` and `ExpectPasses` to ResultCollector; the collector thread of the client, which it
 //! sets up, sends `Completed` there. On death the node stops; what was submitted
 //! runs on, and waits for the next client of the name.
@@ -24,6 +24,12 @@ pub struct Submit(pub Pass<'static>);
 #[derive(Message)]
 #[rtype(result = "Result<Vec<Completion<'static>>, SubmitError>")]
 pub struct SubmitBatch(pub Vec<Pass<'static>>);
+
+/// Take back the passes of this tag that no worker has claimed yet. Answered with how many; each ends
+/// as cancelled for whoever submitted it.
+#[derive(Message)]
+#[rtype(result = "usize")]
+pub struct Cancel(pub u64);
 
 /// Whom the submitter tells.
 pub struct Peers {
@@ -112,5 +118,13 @@ impl Handler<SubmitBatch> for PassSubmitter {
             }
             Err(error) => Box::pin(async move { Err(error) }),
         }
+    }
+}
+
+impl Handler<Cancel> for PassSubmitter {
+    type Result = usize;
+
+    fn handle(&mut self, Cancel(tag): Cancel, _: &mut Self::Context) -> usize {
+        self.client.cancel_tagged(tag)
     }
 }

@@ -55,15 +55,25 @@ impl PassWorker {
     ///
     /// # Errors
     ///
-    /// [`JoinError`]; those that had started are told to end.
+    /// [`JoinError`]; those that had started have ended.
     pub fn threads(
         host: &Arc<PassHost>,
         registry: &PassRegistry,
         options: &WorkerOptions,
         count: usize,
     ) -> Result<Vec<WorkerThread>, JoinError> {
-        let spawn = |_| WorkerThread::spawn(host, registry.clone(), options);
-        (0..count).map(spawn).collect()
+        let mut threads = Vec::new();
+        for _ in 0..count {
+            match WorkerThread::spawn(host, registry.clone(), options) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    threads.iter().for_each(WorkerThread::stop);
+                    threads.into_iter().for_each(WorkerThread::join);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(threads)
     }
 }
 

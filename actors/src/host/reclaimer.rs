@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::Duration;
 
+use meshwork_protocol::limits::PASS_GRACE;
 use meshwork_protocol::pass::beats::Beats;
 use meshwork_protocol::pass::{ClientIndex, PassId, WorkerIndex};
 use meshwork_protocol::time::{Instant, micros};
@@ -26,7 +27,7 @@ pub struct ReclaimerOptions {
 
 impl Default for ReclaimerOptions {
     fn default() -> Self {
-        Self { grace: Duration::from_millis(300), orphans_after: Duration::from_secs(60) }
+        Self { grace: PASS_GRACE, orphans_after: Duration::from_secs(60) }
     }
 }
 
@@ -76,6 +77,8 @@ pub struct Reclaimer {
     /// The epoch of each worker's row at the last look, and who held it.
     known: Vec<(u64, Option<WorkerSeen>)>,
     suspects: Vec<usize>,
+    /// For each worker, the deadline that was over when it was last told of.
+    overdue: Vec<u64>,
 }
 
 impl Reclaimer {
@@ -90,6 +93,7 @@ impl Reclaimer {
             roster: None,
             known: vec![(0, None); geometry.workers as usize],
             suspects: Vec::new(),
+            overdue: vec![0; geometry.workers as usize],
         }
     }
 
@@ -178,26 +182,36 @@ impl Reclaimer {
                 self.probe_worker(WorkerIndex(index as u16), report)?;
             }
         }
-        for (index, row) in ring.clients().iter().enumerate() {
-            let client = ClientIndex(index as u16);
-            if row.holder.epoch.load(Acquire) % 2 == 1 {
-                report.rehinted += ring.board().rehint(ring.range(client));
-                self.tend_client(client, report)?;
-            }
+        let held: Vec<ClientIndex> = (0..)
+            .map(ClientIndex)
+            .zip(ring.clients())
+            .filter(|(_, row)| row.holder.epoch.load(Acquire) % 2 == 1)
+            .map(|(client, _)| client)
+            .collect();
+        // All in one walk over the rings.
+        let ranges = held.iter().map(|client| ring.range(*client));
+        report.rehinted += ring.board().rehint(ranges);
+        for client in held {
+            self.look_after(client, report)?;
         }
         self.call_roll(report);
         Ok(())
     }
 
-    /// Looks at a client's lock; if it is dead, at what it left.
+    /// Looks at a client's lock and its passes; if it is dead, at what it left.
     fn tend_client(&mut self, client: ClientIndex, report: &mut ReclaimReport) -> io::Result<()> {
+        let ring = self.host.ring();
+        report.rehinted += ring.board().rehint([ring.range(client)]);
+        self.look_after(client, report)
+    }
+
+    fn look_after(&mut self, client: ClientIndex, report: &mut ReclaimReport) -> io::Result<()> {
         report.probed += 1;
         let Some(lock) = self.host.lock_client(client)? else { return Ok(()) };
         let ring = self.host.ring();
         report.clients_lost += u32::from(ring.client(client).left_us().load(Relaxed) == 0);
         self.host.mark_left(client);
         let left_us = ring.client(client).left_us().load(Relaxed);
-        report.rehinted += ring.board().rehint(ring.range(client));
         let over = left_us.saturating_add(micros(self.options.orphans_after));
         let range = SlotRange::new(Arc::clone(ring), client, lock);
         if Clock.now().as_micros() >= over {
@@ -215,12 +229,13 @@ impl Reclaimer {
     }
 
     /// Kills the processes of workers whose pass ran past its deadline. Their work is recovered when
-    /// their locks are free, as after any death.
+    /// their locks are free, as after any death. Each run is told of once.
     pub fn kill_overdue(&mut self, now: Instant, report: &mut ReclaimReport) {
         let ring = self.host.ring();
         for (index, row) in ring.workers().iter().enumerate() {
             let deadline_us = row.deadline_us().load(Acquire);
-            if deadline_us == 0 || now.as_micros() <= deadline_us {
+            let is_told = self.overdue[index] == deadline_us;
+            if deadline_us == 0 || is_told || now.as_micros() <= deadline_us {
                 continue;
             }
             let seen = seen(WorkerIndex(index as u16), &self.host);
@@ -228,6 +243,7 @@ impl Reclaimer {
             if row.deadline_us().load(Acquire) != deadline_us {
                 continue;
             }
+            self.overdue[index] = deadline_us;
             if seen.process.kill(&self.host.process()) {
                 report.killed.push(seen);
             } else {

@@ -7,9 +7,7 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use meshwork_protocol::pass::frame::Call;
 use meshwork_protocol::pass::layout::Geometry;
-use meshwork_protocol::pass::ring::Slots;
 use meshwork_protocol::pass::slot::{SlotState, SlotWord};
 use meshwork_protocol::pass::{ClientIndex, ClosureId, PassId, WorkerIndex};
 use serde::Serialize;
@@ -207,7 +205,7 @@ impl PassSnapshot {
         let mut in_flight = InFlight::default();
         for client in &mut clients {
             for slot in ring.range(client.client) {
-                let word = SlotWord::from_bits(ring.board().slots.word(slot).load(Acquire));
+                let word = ring.word(slot);
                 match word.state() {
                     Some(SlotState::Ready) => client.in_flight.ready += 1,
                     Some(SlotState::Done) => client.in_flight.done += 1,
@@ -314,7 +312,7 @@ fn holder_of(holder: &Holder) -> Option<u64> {
 }
 
 fn running(ring: &PassRing, slot: u32, word: SlotWord, taken_us: u64) -> RunningPass {
-    let call = Call::from_bits(ring.board().slots.call(slot).load(Relaxed));
+    let call = ring.call(slot);
     let row = ring.worker(word.worker());
     let deadline_us = row.deadline_us().load(Acquire);
     let is_timed = deadline_us != 0 && row.current().load(Relaxed) == u64::from(slot) + 1;

@@ -11,9 +11,9 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix::prelude::*;
+use meshwork_protocol::limits::{PASS_TEND_EVERY, PASS_WATCH_EVERY};
 use meshwork_protocol::pass::PassId;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -24,14 +24,10 @@ use super::process::ProcessIdentity;
 use super::reclaimer::{ReclaimReport, Reclaimer, ReclaimerOptions, WorkerSeen};
 use crate::clock::Clock;
 
-/// How often the hearts and the deadlines are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// How often every lock is looked at, and every slot.
-const TEND_EVERY: Duration = Duration::from_secs(1);
-
 /// Something that happened to workers or passes of the directory. Several watchdogs tell of the same
-/// worker; of a pass, the one that took it over.
+/// worker; of a pass, the one that took it over. A worker that joins in a dead one's row takes over
+/// before any watchdog does: those passes are in the counters of
+/// [`PassSnapshot`](super::snapshot::PassSnapshot) alone.
 #[derive(Clone, Debug, PartialEq, Eq, Message)]
 #[rtype(result = "()")]
 #[non_exhaustive]
@@ -128,6 +124,7 @@ impl Watchdog {
     fn tend(&mut self, ctx: &mut Context<Self>) -> Result<ReclaimReport, ScanError> {
         let mut report = ReclaimReport::default();
         let tended = self.reclaimer.tend(&mut report);
+        self.reclaimer.kill_overdue(Clock.now(), &mut report);
         self.tell(&report, ctx);
         tended.map(|()| report).map_err(|error| ScanError(error.to_string()))
     }
@@ -201,8 +198,8 @@ impl Actor for Watchdog {
         if let Err(error) = self.tend(ctx) {
             tracing::error!(%error, "passes");
         }
-        ctx.run_interval(LOOK_EVERY, Self::look);
-        ctx.run_interval(TEND_EVERY, |watchdog, ctx| {
+        ctx.run_interval(PASS_WATCH_EVERY, Self::look);
+        ctx.run_interval(PASS_TEND_EVERY, |watchdog, ctx| {
             if let Err(error) = watchdog.tend(ctx) {
                 tracing::error!(%error, "passes");
             }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use meshwork_protocol::limits::PASS_CLOSURES_MAX;
+use meshwork_protocol::limits::{PASS_CLOSURES_MAX, PASS_LOOK_EVERY};
 use meshwork_protocol::pass::frame::{Reply, Status};
 use meshwork_protocol::pass::patience::{Next, Patience, Spin};
 use meshwork_protocol::pass::{ClosureId, WorkerIndex};
@@ -18,9 +17,6 @@ use super::pass_ring::{ClaimedCall, PassRing, ReplyWriter, WorkerSeat};
 use super::registry::{Closure, PassCall, PassRegistry, PassReply};
 use crate::clock::Clock;
 use crate::start::panic_text;
-
-/// How long a worker sleeps at most before it looks at the slots themselves.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How a worker behaves.
 #[derive(Clone, Debug, Default)]
@@ -168,7 +164,7 @@ fn advertise(ring: &PassRing, worker: WorkerIndex, registry: &PassRegistry) {
             Some(row) => runs[usize::from(row) / 64] |= 1 << (row % 64),
             None => tracing::error!(
                 closure = %closure.name, %id,
-                "{PASS_CLOSURES_MAX} closures are known in this directory already: passes of this one will not be run"
+                "{PASS_CLOSURES_MAX} closures are known in this directory already: clients will think that nobody runs this one"
             ),
         }
     }
@@ -223,7 +219,7 @@ fn work(
             }
         } else {
             if !stop.load(Acquire) && registry.version() == repertoire.version {
-                wait(row.wake_word(), seen, LOOK_EVERY);
+                wait(row.wake_word(), seen, PASS_LOOK_EVERY);
             }
             ring.board().wake_up(worker);
         }

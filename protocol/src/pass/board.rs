@@ -209,19 +209,28 @@ impl<S: Slots> Board<'_, S> {
         claim
     }
 
-    /// Claims the first pass among these slots that the worker can run, hinted or not.
+    /// Claims a pass that the worker can run, if one waits among these slots, hinted or not. A hinted
+    /// one comes first, from whichever slot: the scan may have passed its slot before it was
+    /// submitted, and have seen a later one.
     pub fn scan(
         &self,
         slots: std::ops::Range<u32>,
+        walker: &mut Walker,
         worker: WorkerIndex,
-        mut can_run: impl FnMut(ClosureId) -> bool,
+        mut can_run: impl Fn(ClosureId) -> bool + Copy,
     ) -> Option<Claim> {
         for slot in slots.start..slots.end.min(self.slots.count()) {
             // Pair `ready`; in the total order with `sleepers`.
             let word = SlotWord::from_bits(self.slots.word(slot).load(SeqCst));
-            if word.is_ready()
-                && let Taken::Claimed(claim) =
-                    claim_slot(self.slots, slot, word, worker, &mut can_run)
+            let call = Call::from_bits(self.slots.call(slot).load(Relaxed));
+            if !word.is_ready() || !can_run(call.closure) {
+                continue;
+            }
+            let hinted = self.claim(walker, worker, can_run);
+            if hinted.is_some() {
+                return hinted;
+            }
+            if let Taken::Claimed(claim) = claim_slot(self.slots, slot, word, worker, &mut can_run)
             {
                 return Some(claim);
             }
@@ -337,13 +346,14 @@ impl<S: Slots> Board<'_, S> {
         word.compare_exchange(found.bits(), next.bits(), AcqRel, Relaxed).is_ok()
     }
 
-    /// Leaves a hint for every pass among these slots that waits without one: its client was killed
+    /// Leaves a hint for every pass among these ranges of slots that waits without one: its client was killed
     /// before it left one, or there was no room. How many there were. A hint that a worker found to be
     /// stale before the pass was requeued, and is about to drop, counts as one: the next rehint sees
     /// to that pass.
-    pub fn rehint(&self, slots: std::ops::Range<u32>) -> u32 {
-        let slots = slots.start..slots.end.min(self.slots.count());
-        let mut waiting: Vec<(u32, SlotWord)> = slots
+    pub fn rehint(&self, ranges: impl IntoIterator<Item = std::ops::Range<u32>>) -> u32 {
+        let mut waiting: Vec<(u32, SlotWord)> = ranges
+            .into_iter()
+            .flat_map(|slots| slots.start..slots.end.min(self.slots.count()))
             .map(|slot| (slot, SlotWord::from_bits(self.slots.word(slot).load(Acquire))))
             .filter(|(_, word)| word.is_ready())
             .collect();

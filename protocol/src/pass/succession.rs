@@ -2,7 +2,8 @@
 //!
 //! A client that died leaves its range with passes in it. They are for the next client of its name,
 //! so that one comes first; then a range with nothing in it; and a stranger's only where there is no
-//! other, for then the replies in it are told to nobody.
+//! other, for then the replies in it are told to nobody. No name is nobody's name: a client without
+//! one has no successor.
 
 /// A choice of ranges, tried in the order of [`Choice::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +20,16 @@ impl Choice {
     /// All, the best first.
     pub const ALL: [Self; 3] = [Self::Namesake, Self::Clean, Self::Stranger];
 
-    /// Whether it is this range, which holds something of a dead client or not. Whether the dead one
-    /// had the new one's name is asked where that matters.
-    pub fn takes(self, has_leftovers: bool, is_namesake: impl FnOnce() -> bool) -> bool {
+    /// Whether a client of this name takes this range, which holds something of a dead client or not.
+    /// That one's name is asked for where it matters.
+    pub fn takes(
+        self,
+        name: &str,
+        has_leftovers: bool,
+        predecessor: impl FnOnce() -> String,
+    ) -> bool {
         match self {
-            Self::Namesake => has_leftovers && is_namesake(),
+            Self::Namesake => has_leftovers && !name.is_empty() && predecessor() == name,
             Self::Clean => !has_leftovers,
             Self::Stranger => true,
         }
@@ -42,7 +48,9 @@ mod tests {
     /// Takes the first range of these, each with what it holds: `None` is clean.
     fn choose(name: &str, ranges: &[Option<&str>]) -> Option<(Choice, usize)> {
         Choice::ALL.into_iter().find_map(|choice| {
-            let takes = |dead: &Option<&str>| choice.takes(dead.is_some(), || *dead == Some(name));
+            let takes = |dead: &Option<&str>| {
+                choice.takes(name, dead.is_some(), || dead.unwrap_or_default().into())
+            };
             ranges.iter().position(takes).map(|index| (choice, index))
         })
     }
@@ -54,6 +62,12 @@ mod tests {
         assert_eq!(choose("c", &ranges), Some((Choice::Clean, 1)));
         assert_eq!(choose("c", &ranges[..1]), Some((Choice::Stranger, 0)));
         assert_eq!(choose("c", &[]), None);
+    }
+
+    #[test]
+    fn who_has_no_name_has_no_successor() {
+        assert_eq!(choose("", &[Some(""), None]), Some((Choice::Clean, 1)));
+        assert_eq!(choose("", &[Some("")]), Some((Choice::Stranger, 0)));
     }
 
     #[test]

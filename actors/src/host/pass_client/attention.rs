@@ -1,7 +1,7 @@
 //! Who submits looks for the reply itself, while replies come sooner than a thread is woken.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Release, SeqCst};
+use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::time::Instant;
 
 use meshwork_protocol::pass::patience::Hope;
@@ -22,13 +22,20 @@ pub struct Attention {
 
 impl Attention {
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
-        if !lock(&shared.hope).is_worth_it() || shared.attended.swap(true, AcqRel) {
+        if shared.calls.load(SeqCst) > 0
+            || !lock(&shared.hope).is_worth_it()
+            || shared.attended.swap(true, SeqCst)
+        {
             return None;
         }
         // While this one looks, nobody need be woken for it.
         let sleeping = shared.host.ring().client(shared.range.client()).sleeping();
         let slept = sleeping.swap(0, SeqCst) != 0;
-        Some(Self { shared: Arc::clone(shared), slept, found: false, last: Instant::now() })
+        let attention =
+            Self { shared: Arc::clone(shared), slept, found: false, last: Instant::now() };
+        // A call that began before it was attended is given back to the thread; one that begins
+        // later wakes it.
+        (shared.calls.load(SeqCst) == 0).then_some(attention)
     }
 
     /// Collects what is there. Whether to look again soon: until nothing came for a few microseconds,

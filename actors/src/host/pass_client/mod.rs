@@ -20,12 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::Duration;
 
+use meshwork_protocol::limits::PASS_LOOK_EVERY;
 use meshwork_protocol::pass::patience::Spin;
 use meshwork_protocol::pass::{ClientIndex, PassId};
 use tokio::sync::oneshot;
 
 pub use self::attention::Attention;
-use self::shared::{LOOK_EVERY, Shared, TakeBack, Told};
+use self::shared::{Shared, TakeBack, Told};
 use super::pass::{Completion, Pass, PassOutcome, SubmitError};
 use super::pass_host::{JoinError, PassHost};
 use super::pass_ring::WrittenSlot;
@@ -34,18 +35,27 @@ use super::pass_ring::WrittenSlot;
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// What it is called, in up to 48 bytes. A client that dies leaves its replies to the next of
-    /// this name.
+    /// this name; one without a name, to nobody.
     pub name: String,
     /// How long a pass waits while no living worker has its closure; then it comes back as
     /// [`PassOutcome::NoWorker`].
     pub no_worker_after: Duration,
+    /// How long replies to a predecessor of the name wait for [`poll`](PassClient::poll) or
+    /// [`recv`](PassClient::recv), from the time when this client joined; then they are dropped, and
+    /// counted as orphaned.
+    pub adopted_for: Duration,
     /// What the collector thread does while there is nothing to collect.
     pub spin: Spin,
 }
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { name: String::new(), no_worker_after: Duration::from_secs(5), spin: Spin::Adaptive }
+        Self {
+            name: String::new(),
+            no_worker_after: Duration::from_secs(5),
+            adopted_for: Duration::from_secs(60),
+            spin: Spin::Adaptive,
+        }
     }
 }
 
@@ -115,7 +125,7 @@ impl PassClient {
         self.0.start_collector().map_err(CallError::Collector)?;
         let written = self.0.write(self.0.reserve_when_room(pass).await?, pass)?;
         let (sender, receiver) = oneshot::channel();
-        self.0.expect_call(written.pass(), sender);
+        let _awaits = self.0.expect_call(written.pass(), sender);
         let id = self.0.publish(written, Told::Caller);
         let guard = TakeBack::new(&self.0, id);
         let completion = receiver.await.map_err(|_| CallError::Stopped)?;
@@ -133,7 +143,8 @@ impl PassClient {
         self.0.start_collector().map_err(JoinError::Thread)
     }
 
-    /// Writes a pass into a slot without submitting it, so that its end can be expected first.
+    /// Writes a pass into a slot without submitting it, so that its end can be expected first. Without
+    /// a sink, its end is for whoever polls.
     ///
     /// # Errors
     ///
@@ -161,12 +172,15 @@ impl PassClient {
 
     /// Awaits that a slot may be free, at most for as long as a client looks away.
     pub async fn some_room(&self) {
-        let _ = tokio::time::timeout(LOOK_EVERY, self.0.room_made()).await;
+        let _ = tokio::time::timeout(PASS_LOOK_EVERY, self.0.room_made()).await;
     }
 
     /// Hands to `each` what has come to its end of the passes submitted for it. How many. Who submits
     /// between two polls, and polls again within 2 microseconds, gets nothing then: each look slows
     /// the workers down.
+    ///
+    /// Nobody else collects while `each` runs, so it must not wait for another end of this client. If
+    /// it panics, the reply that it had is handed out again.
     #[inline]
     pub fn poll(&self, each: impl FnMut(Completion<'_>)) -> usize {
         self.0.poll(each)
@@ -189,7 +203,7 @@ impl PassClient {
                 return Ok(one);
             }
             // Another thread may be collecting in this moment, and leave something.
-            let _ = tokio::time::timeout(LOOK_EVERY, news).await;
+            let _ = tokio::time::timeout(PASS_LOOK_EVERY, news).await;
         }
     }
 
@@ -197,6 +211,12 @@ impl PassClient {
     /// like any other end. False if it is too late.
     pub fn cancel(&self, pass: PassId) -> bool {
         self.0.take_back(pass, PassOutcome::Cancelled)
+    }
+
+    /// Does so with every pass of this tag. How many were taken back.
+    pub fn cancel_tagged(&self, tag: u64) -> usize {
+        let tagged: Vec<PassId> = self.0.range.tagged(tag).collect();
+        tagged.into_iter().filter(|pass| self.cancel(*pass)).count()
     }
 }
 
@@ -215,7 +235,7 @@ impl Prepared<'_> {
 
     /// Submits it.
     pub fn submit(self) -> PassId {
-        self.shared.publish(self.slot, Told::Sink)
+        self.shared.publish(self.slot, self.shared.routed())
     }
 }
 
@@ -234,8 +254,9 @@ impl PreparedBatch<'_> {
 
     /// Submits them.
     pub fn submit(self) {
+        let told = self.shared.routed();
         for slot in self.slots {
-            self.shared.publish(slot, Told::Sink);
+            self.shared.publish(slot, told);
         }
     }
 }

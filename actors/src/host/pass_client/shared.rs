@@ -1,16 +1,17 @@
 //! What the handles of a client share: its range, and whom the end of each slot's pass is told.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use meshwork_protocol::limits::{PASS_ATTEMPTS_MAX, PASS_LOOK_EVERY};
 use meshwork_protocol::pass::frame::{Call, INLINE_BYTES};
 use meshwork_protocol::pass::patience::{Hope, LastPoll, Poll};
 use meshwork_protocol::pass::unserved::Unserved;
 use meshwork_protocol::pass::{ClosureId, PassId, WorkerIndex};
+use meshwork_protocol::time::Instant;
 use tokio::sync::{Notify, oneshot};
 
 use super::{ClientOptions, Sink};
@@ -20,12 +21,8 @@ use crate::host::pass::{Completion, Pass, PassOutcome, SubmitError};
 use crate::host::pass_host::PassHost;
 use crate::host::pass_ring::{FreeSlot, NewCall, PassRing, SlotRange, WrittenSlot};
 
-/// How often a client looks at its slots themselves: for replies that nobody announced, and for
-/// passes that nobody can run.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// Polls without a reply between two readings of the clock.
-const POLLS: u32 = 4_096;
+/// Polls with a reply between two looks at the clock: one that found nothing has the time.
+const POLLS: u32 = 64;
 
 /// Ends that the sink is told at a time, most often at most.
 const SINK_BATCH: usize = 64;
@@ -45,15 +42,22 @@ pub(super) struct Shared {
     pub(super) sink: OnceLock<Sink>,
     /// Whether the collector thread was started.
     pub(super) has_collector: AtomicBool,
-    /// Ends of passes that were submitted for `poll`, and that no slot holds.
+    /// Ends of passes that were submitted for `poll` and taken back. Their slots are held until they
+    /// are told, so there are never more than slots.
     returned: Mutex<VecDeque<Completion<'static>>>,
     has_returned: AtomicBool,
-    empty_polls: AtomicU32,
+    /// Polls that found something, since the clock was looked at.
+    polls: AtomicU32,
     /// A [`LastPoll`]. Of two who poll at once, one counts.
     last_poll: AtomicU64,
-    sweep: Mutex<Sweep>,
+    joined: Instant,
+    /// When the slots themselves are looked at next, in microseconds.
+    next_sweep: AtomicU64,
+    unserved: Mutex<Unserved>,
     /// Whether someone has taken the collector thread's place.
     pub(super) attended: AtomicBool,
+    /// Futures that await a pass, which only the collector thread serves at once.
+    pub(super) calls: AtomicUsize,
     pub(super) hope: Mutex<Hope>,
     room_wanted: AtomicUsize,
     room: Notify,
@@ -64,6 +68,8 @@ pub(super) struct Shared {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Told {
+    /// Whoever polls next; if nobody does for a while, nobody: the client's predecessor submitted it.
+    Adopted = 3,
     /// Whoever polls next.
     Poll = 0,
     /// The sink.
@@ -77,15 +83,10 @@ impl Told {
         match byte {
             1 => Self::Sink,
             2 => Self::Caller,
+            3 => Self::Adopted,
             _ => Self::Poll,
         }
     }
-}
-
-/// When a client next looks at its slots, and what it saw.
-struct Sweep {
-    next: Instant,
-    unserved: Unserved,
 }
 
 impl std::fmt::Debug for Shared {
@@ -107,19 +108,19 @@ impl Shared {
             range,
             limit: (geometry.payload_bytes as usize).max(INLINE_BYTES),
             rows: DashMap::new(),
-            told: (0..slots).map(|_| AtomicU8::new(Told::Poll as u8)).collect(),
+            told: (0..slots).map(|_| AtomicU8::new(Told::Adopted as u8)).collect(),
             callers: (0..slots).map(|_| Mutex::new(None)).collect(),
             sink: OnceLock::new(),
             has_collector: AtomicBool::new(false),
             returned: Mutex::default(),
             has_returned: AtomicBool::new(false),
-            empty_polls: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             last_poll: AtomicU64::new(0),
-            sweep: Mutex::new(Sweep {
-                next: Instant::now(),
-                unserved: Unserved::new(options.no_worker_after),
-            }),
+            joined: Clock.coarse(),
+            next_sweep: AtomicU64::new(0),
+            unserved: Mutex::new(Unserved::new(options.no_worker_after)),
             attended: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
             hope: Mutex::default(),
             room_wanted: AtomicUsize::new(0),
             room: Notify::new(),
@@ -172,7 +173,7 @@ impl Shared {
         loop {
             match self.reserve(pass) {
                 Err(SubmitError::Busy(_)) => {
-                    let _ = tokio::time::timeout(LOOK_EVERY, self.room_made()).await;
+                    let _ = tokio::time::timeout(PASS_LOOK_EVERY, self.room_made()).await;
                 }
                 other => return other,
             }
@@ -180,7 +181,7 @@ impl Shared {
     }
 
     pub(super) async fn room_made(&self) {
-        let _wanted = Wanted::count(&self.room_wanted);
+        let _wanted = Counted::new(&self.room_wanted);
         let made = self.room.notified();
         tokio::pin!(made);
         made.as_mut().enable();
@@ -204,13 +205,32 @@ impl Shared {
         passes: &[Pass<'_>],
     ) -> Result<Vec<WrittenSlot<'_>>, SubmitError> {
         passes.iter().try_for_each(|pass| self.check(pass))?;
+        if passes.len() > self.slots() as usize {
+            return Err(SubmitError::TooMany { passes: passes.len(), slots: self.slots() });
+        }
         let slots = self.range.reserve_all(passes.len()).ok_or(SubmitError::Busy(self.slots()))?;
         FreeSlot::write_all(slots, passes.iter().map(new_call)).map_err(SubmitError::NoSpace)
     }
 
-    /// A future will await this pass.
-    pub(super) fn expect_call(&self, pass: PassId, caller: oneshot::Sender<Completion<'static>>) {
+    /// Whom the end of a prepared pass is told.
+    pub(super) fn routed(&self) -> Told {
+        if self.sink.get().is_some() { Told::Sink } else { Told::Poll }
+    }
+
+    /// A future awaits this pass, until what is returned is dropped.
+    pub(super) fn expect_call(
+        &self,
+        pass: PassId,
+        caller: oneshot::Sender<Completion<'static>>,
+    ) -> Counted<'_> {
+        let counted = Counted::new(&self.calls);
         *lock(&self.callers[self.place(pass.slot)]) = Some(caller);
+        if self.attended.load(SeqCst) {
+            // Whoever attends may be busy with something else when the reply comes.
+            let sleeping = self.host.ring().client(self.range.client()).sleeping();
+            self.host.ring().board().client_falls_asleep(sleeping);
+        }
+        counted
     }
 
     #[inline(always)]
@@ -257,8 +277,13 @@ impl Shared {
     #[inline(always)]
     fn look(&self, mut each: impl FnMut(Completion<'_>)) -> usize {
         if !self.range.has_news() && !self.range.has_left() && !self.has_returned.load(Acquire) {
-            self.nothing_polled();
+            self.sweep_if_due();
             return 0;
+        }
+        let polls = self.polls.load(Relaxed).wrapping_add(1);
+        self.polls.store(polls, Relaxed);
+        if polls.is_multiple_of(POLLS) {
+            self.sweep_if_due();
         }
         self.collect(true, |completion| {
             each(completion);
@@ -286,22 +311,26 @@ impl Shared {
     /// whether it takes one. How many it took.
     #[inline]
     fn collect(&self, left: bool, mut each: impl FnMut(Completion<'_>) -> bool) -> usize {
-        let Some(mut drain) = self.range.drain() else { return 0 };
-        let mut for_sink = Vec::new();
+        let Some(mut drain) = self.range.drain() else {
+            // Whoever has it may be long, and tells of what it finds.
+            std::thread::yield_now();
+            return 0;
+        };
+        let mut for_sink = ForSink { sink: self.sink.get(), ends: Vec::new() };
         let mut taken = 0;
         let collected = drain.collect(left, |arrived| {
             let slot = arrived.pass.slot;
             match self.told(slot) {
-                Told::Poll => {
+                Told::Poll | Told::Adopted => {
                     let takes = each(arrived.into());
                     taken += usize::from(takes);
                     return takes;
                 }
                 Told::Sink => {
-                    if for_sink.capacity() == 0 {
-                        for_sink.reserve(SINK_BATCH);
+                    if for_sink.ends.capacity() == 0 {
+                        for_sink.ends.reserve(SINK_BATCH);
                     }
-                    for_sink.push(Completion::from(arrived).into_owned());
+                    for_sink.ends.push(Completion::from(arrived).into_owned());
                 }
                 Told::Caller => {
                     if let Some(caller) = self.take_caller(slot) {
@@ -313,11 +342,7 @@ impl Shared {
             true
         });
         drop(drain);
-        if !for_sink.is_empty()
-            && let Some(sink) = self.sink.get()
-        {
-            sink(for_sink);
-        }
+        drop(for_sink);
         if collected > 0 {
             self.tell_of_room();
         }
@@ -339,14 +364,18 @@ impl Shared {
         if !self.host.ring().is_here() {
             return false;
         }
+        let Some((tag, slot)) = self.range.take_back(pass) else { return false };
         // Asked before the slot can be another pass's.
-        let whom = |pass: PassId| (self.told(pass.slot), self.take_caller(pass.slot));
-        let Some((tag, (told, caller))) = self.range.take_back(pass, whom) else { return false };
+        let (told, caller) = (self.told(pass.slot), self.take_caller(pass.slot));
         let end = Completion { pass, tag, attempt: 0, outcome };
+        if let Told::Poll | Told::Adopted = told {
+            self.range.hold(slot);
+        } else {
+            drop(slot);
+        }
         match (told, caller, self.sink.get()) {
-            (Told::Caller, Some(caller), _) => drop(caller.send(end)),
-            // Whoever called gave up before.
-            (Told::Caller, None, _) => {}
+            // Whoever called may have given up.
+            (Told::Caller, caller, _) => drop(caller.map(|caller| caller.send(end))),
             (Told::Sink, _, Some(sink)) => sink(vec![end]),
             _ => {
                 lock(&self.returned).push_back(end);
@@ -377,6 +406,11 @@ impl Shared {
         let mut returned = lock(&self.returned);
         let end = returned.pop_front();
         self.has_returned.store(!returned.is_empty(), SeqCst);
+        drop(returned);
+        if let Some(end) = &end {
+            self.range.release(end.pass.slot);
+            self.tell_of_room();
+        }
         end
     }
 
@@ -384,31 +418,40 @@ impl Shared {
         std::iter::from_fn(|| self.pop_returned()).map(&mut each).count()
     }
 
+    /// Looks at the slots themselves, every now and then.
     #[inline(always)]
-    fn nothing_polled(&self) {
-        let polls = self.empty_polls.load(Relaxed).wrapping_add(1);
-        self.empty_polls.store(polls, Relaxed);
-        if polls.is_multiple_of(POLLS) {
-            self.sweep_if_due();
+    pub(super) fn sweep_if_due(&self) {
+        if Clock.coarse() >= Instant::from_micros(self.next_sweep.load(Relaxed)) {
+            self.sweep();
         }
     }
 
-    /// Looks at the slots themselves, every now and then.
     #[cold]
-    pub(super) fn sweep_if_due(&self) {
-        let Ok(mut sweep) = self.sweep.try_lock() else { return };
-        let now = Instant::now();
-        if now < sweep.next {
-            return;
-        }
-        sweep.next = now + LOOK_EVERY;
+    fn sweep(&self) {
+        let Ok(mut unserved) = self.unserved.try_lock() else { return };
+        let now = Clock.coarse();
+        self.next_sweep.store((now + PASS_LOOK_EVERY).as_micros(), Relaxed);
         self.range.find_unannounced();
         let waiting = self.range.waiting().map(|(pass, closure, _)| (pass, closure));
         let is_served = |closure| self.is_served(closure);
-        let overdue = sweep.unserved.look(Clock.now(), waiting, is_served);
-        drop(sweep);
+        let overdue = unserved.look(now, waiting, is_served);
+        drop(unserved);
+        if now.saturating_since(self.joined) >= self.options.adopted_for {
+            self.drop_adopted();
+        }
         for pass in overdue {
             self.take_back(pass, PassOutcome::NoWorker);
+        }
+    }
+
+    /// Nobody has come for what the predecessor left.
+    fn drop_adopted(&self) {
+        let Some(mut drain) = self.range.drain() else { return };
+        let dropped = drain.collect(true, |arrived| self.told(arrived.pass.slot) == Told::Adopted);
+        drop(drain);
+        if dropped > 0 {
+            self.host.ring().header().orphaned.fetch_add(dropped as u64, AcqRel);
+            self.tell_of_room();
         }
     }
 
@@ -427,12 +470,28 @@ fn new_call<'a>(pass: &'a Pass<'_>) -> NewCall<'a> {
     let call = Call {
         closure: pass.closure,
         bytes: pass.args.len() as u32,
-        attempts: pass.attempts.max(1),
+        attempts: pass.attempts.clamp(1, PASS_ATTEMPTS_MAX),
         priority: pass.priority,
         timed: pass.deadline.is_some(),
     };
     let deadline_us = pass.deadline.map_or(0, meshwork_protocol::time::micros);
     NewCall { call, arguments: &pass.args, tag: pass.tag, deadline_us }
+}
+
+/// Ends that were taken out of their slots: the sink is told of them, also where one who polls panics.
+struct ForSink<'s> {
+    sink: Option<&'s Sink>,
+    ends: Vec<Completion<'static>>,
+}
+
+impl Drop for ForSink<'_> {
+    fn drop(&mut self) {
+        if !self.ends.is_empty()
+            && let Some(sink) = self.sink
+        {
+            sink(std::mem::take(&mut self.ends));
+        }
+    }
 }
 
 fn runs(ring: &PassRing, worker: WorkerIndex, closure_row: u16) -> bool {
@@ -481,17 +540,17 @@ impl Drop for TakeBack<'_> {
     }
 }
 
-/// Someone wants room.
-struct Wanted<'a>(&'a AtomicUsize);
+/// One who waits, and is counted for as long.
+pub(super) struct Counted<'a>(&'a AtomicUsize);
 
-impl<'a> Wanted<'a> {
-    fn count(wanted: &'a AtomicUsize) -> Self {
-        wanted.fetch_add(1, SeqCst);
-        Self(wanted)
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
     }
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
