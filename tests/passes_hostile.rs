@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         ("a_child_that_a_closure_started_does_not_keep_the_dead_alive", child_of_a_closure),
         ("a_child_that_a_closure_forked_does_not_keep_the_dead_alive", forked_and_stays),
         ("a_child_that_a_closure_forked_completes_nothing", forked_and_returns),
+        ("a_forked_child_opens_the_passes_anew", forked_and_reopens),
         ("three_hundred_simultaneous_starts_make_one_file", simultaneous_starts),
         ("a_full_filesystem_is_an_error_and_harms_nothing_under_way", full_filesystem),
         ("a_filesystem_without_room_for_the_file_is_an_error", no_room_for_the_file),
@@ -45,6 +46,10 @@ fn main() -> ExitCode {
         ("what_is_no_pass_file_is_an_error_that_names_it", not_a_pass_file),
         ("a_file_of_another_boot_is_replaced", another_boot),
         ("a_directory_that_others_may_write_is_refused", writable_by_others),
+        ("a_directory_or_file_of_another_user_is_refused", another_users),
+        ("a_lock_file_that_was_removed_is_noticed", removed_lock_file),
+        ("a_file_of_another_boot_that_somebody_holds_is_refused", another_boot_in_use),
+        ("a_filesystem_without_fallocate_is_refused", no_fallocate),
         ("numbers_that_no_file_is_made_for_are_refused", impossible_numbers),
         ("a_stopped_worker_is_not_called_dead", stopped_worker),
         ("a_long_pass_is_not_called_dead", long_pass),
@@ -63,7 +68,10 @@ fn main() -> ExitCode {
         ("twenty_thousand_results_wait_until_they_are_collected", uncollected),
         ("a_pass_that_kills_its_workers_is_poisoned_and_alone", poison),
     ];
-    passes::main(tests, &[("worker", worker), ("starter", starter), ("asker", asker)])
+    passes::main(
+        tests,
+        &[("worker", worker), ("starter", starter), ("asker", asker), ("forker", forker)],
+    )
 }
 
 /// The closures of the worker processes.
@@ -241,6 +249,31 @@ fn forked_and_returns() {
     let _second = start_worker(directory.path(), &["fork"]);
     let (end, _) = collect_tended(&host, &client);
     assert_eq!((end.attempt, end.outcome), (1, returned(b"returns")));
+}
+
+/// Opens, forks, and goes on in the child as an error would tell it to.
+fn forker(words: &[&str]) {
+    let host = PassHost::open(Path::new(words[0]), None).unwrap();
+    let client = join(&host, "before");
+    nix::unistd::daemon(true, true).unwrap();
+    let error = client.submit(&Pass::named("echo", vec![])).unwrap_err();
+    assert!(error.to_string().ends_with("open them here anew"), "{error}");
+    // Most probably where the parent's mapping was, which the child does not have.
+    let anew = PassHost::open(Path::new(words[0]), None).unwrap();
+    drop(client);
+    drop(host);
+    let client = join(&anew, "after");
+    client.submit(&Pass::named("echo", b"x".to_vec())).unwrap();
+    assert_eq!(collect(&client, 1)[0].outcome, returned(b"x"));
+    tell("it works");
+}
+
+fn forked_and_reopens() {
+    let directory = tempfile::tempdir().unwrap();
+    let _host = open(directory.path());
+    let _worker = start_worker(directory.path(), &["echo"]);
+    let forker = Process::start("forker", &[directory.path().to_str().unwrap()]);
+    assert_eq!(forker.next_line().as_deref(), Some("it works"));
 }
 
 /// A process that a worker of the test has started, and left.
@@ -488,6 +521,82 @@ fn another_boot() {
     let _worker = start_worker(directory.path(), &["echo"]);
     client.submit(&Pass::named("echo", b"x".to_vec())).unwrap();
     assert_eq!(collect(&client, 1)[0].outcome, returned(b"x"));
+}
+
+fn another_users() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: giving a file away needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    drop(PassHost::open(path, None).unwrap());
+    for given in [path.join("passes.map"), path.to_owned()] {
+        std::os::unix::fs::chown(&given, Some(65_534), None).unwrap();
+        let error = PassHost::open(path, None).unwrap_err().to_string();
+        let text = "belongs to user 65534, and this process to another: choose a directory of your \
+                    own";
+        assert_eq!(error, format!("{} {text}", given.display()));
+    }
+    // Looking disturbs nobody.
+    PassHost::look(path).unwrap();
+}
+
+fn removed_lock_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = join(&host, "client");
+    let worker = start_worker(directory.path(), &["echo"]);
+    let locks = directory.path().join("passes.lock");
+    fs::remove_file(&locks).unwrap();
+    let text = format!(
+        "{} was removed while processes had it open: stop every process of the directory, and remove \
+         passes.map too",
+        locks.display()
+    );
+    assert_eq!(PassHost::open(directory.path(), None).unwrap_err().to_string(), text);
+    assert_eq!(PassHost::look(directory.path()).unwrap_err().to_string(), text);
+    // Those who were there go on.
+    client.submit(&Pass::named("echo", b"x".to_vec())).unwrap();
+    assert_eq!(collect(&client, 1)[0].outcome, returned(b"x"));
+    drop((client, host, worker));
+    fs::remove_file(&locks).unwrap();
+    fs::remove_file(directory.path().join("passes.map")).unwrap();
+    open(directory.path());
+}
+
+fn another_boot_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = {
+        let _host = open(directory.path());
+        start_worker(directory.path(), &["echo"])
+    };
+    let path = directory.path().join("passes.map");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 32).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 32).unwrap();
+    let error = PassHost::open(directory.path(), None).unwrap_err().to_string();
+    let text = "is in use by a process of another boot: do machines share the directory? Choose one of \
+                this machine alone";
+    assert_eq!(error, format!("{} {text}", path.display()));
+    drop(worker);
+    // Nobody has it any more.
+    until("it is replaced", || PassHost::open(directory.path(), None).is_ok());
+}
+
+fn no_fallocate() {
+    let directory = tempfile::tempdir().unwrap();
+    if let Err(error) =
+        mount(Some("none"), directory.path(), Some("ramfs"), MsFlags::empty(), Some("mode=700"))
+    {
+        println!("SKIPPED: mounting a ramfs needs root: {error}");
+        return;
+    }
+    let error = PassHost::open(directory.path(), None).map(drop);
+    umount2(directory.path(), MntFlags::MNT_DETACH).unwrap();
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("its filesystem has no fallocate: choose a directory"), "{error}");
 }
 
 fn writable_by_others() {
