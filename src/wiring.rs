@@ -189,7 +189,7 @@ fn add_passes(
                 expect: w.hand("PassSubmitter", collector),
                 expect_all: w.hand("PassSubmitter", collector),
             };
-            // Sent by the client's collector thread. At most one end a slot is on its way.
+            // Sent by the client's collector thread. At most one end for each pass that is expected.
             let completed: Recipient<Completed> = w.hand("PassSubmitter", collector);
             client.route_to(Box::new(move |ends| completed.do_send(Completed(ends))))?;
             Some((slot, client, peers))

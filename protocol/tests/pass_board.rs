@@ -200,7 +200,7 @@ mod order {
         assert_eq!(ends(&heap.high), (0, 8));
         heap.submit(2, call(BLUE));
         assert_eq!(ends(&heap.high), (8, 11));
-        assert_eq!(heap.board().rehint([0..4]), 0);
+        assert_eq!(heap.board().rehint(0..4), 0);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1, 2]);
     }
 
@@ -211,7 +211,7 @@ mod order {
         let mut walker = Walker::default();
         for _ in 0..40 {
             heap.submit(1, call(RED));
-            assert_eq!(heap.board().rehint([0..2]), 0);
+            assert_eq!(heap.board().rehint(0..2), 0);
             let claim = heap.board().claim(&mut walker, FIRST, |id| id == RED).expect("it waits");
             assert!(heap.board().complete(claim));
             heap.board().collect(1, heap.state(1)).expect("it is done");
@@ -226,7 +226,7 @@ mod order {
         heap.submit(1, call(RED));
         heap.submit(2, call(RED));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1]);
-        assert_eq!(heap.board().rehint([0..3]), 1);
+        assert_eq!(heap.board().rehint(0..3), 1);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [2]);
     }
 
@@ -340,7 +340,7 @@ mod recovery {
             ]
         );
         assert_eq!(heap.sleepers[0].load(Relaxed), 1 << SECOND.0);
-        assert_eq!(heap.board().rehint([0..5]), 0);
+        assert_eq!(heap.board().rehint(0..5), 0);
         assert_eq!(ends(&heap.low), (1, 2));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [4, 0]);
     }
@@ -398,11 +398,11 @@ mod recovery {
         let before = heap.submit(3, call(RED));
         heap.board().take_back(3, before).expect("nobody has claimed it");
         submit_unhinted(&heap, 3, call(RED));
-        assert_eq!(heap.board().rehint([0..5]), 3);
-        assert_eq!(heap.board().rehint([0..5]), 0);
+        assert_eq!(heap.board().rehint(0..5), 3);
+        assert_eq!(heap.board().rehint(0..5), 0);
         assert_eq!((ends(&heap.high), ends(&heap.low)), ((0, 4), (0, 1)));
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [0, 1, 3, 2]);
-        assert_eq!(heap.board().rehint([0..u32::MAX]), 1);
+        assert_eq!(heap.board().rehint(0..heap.words.len() as u32 + 1), 1);
         assert_eq!(claims(&heap, &mut Walker::default(), anything), [5]);
     }
 
@@ -521,7 +521,7 @@ proptest! {
         prop_assert!(claimed <= 3);
         board.recover(WorkerIndex(0), |slot| assert!(slot < 3), |slot| assert!(slot < 3));
         board.recover(FIRST, |slot| assert!(slot < 3), |slot| assert!(slot < 3));
-        board.rehint([0..u32::MAX]);
+        board.rehint(0..u32::MAX);
         for slot in 0..3 {
             let word = heap.state(slot);
             let _ = (board.publish(slot, word, Priority::Low, ends[3]), board.take_back(slot, word));
@@ -668,7 +668,7 @@ impl World {
             Step::Kill { worker } => self.kill(worker),
             Step::Recover { worker } => self.recover(worker),
             Step::Rehint => {
-                self.heap.board().rehint([0..u32::MAX]);
+                self.heap.board().rehint(0..self.heap.words.len() as u32);
             }
         }
     }
@@ -767,7 +767,7 @@ impl World {
             self.complete(worker, true);
             self.recover(worker);
         }
-        self.heap.board().rehint([0..u32::MAX]);
+        self.heap.board().rehint(0..self.heap.words.len() as u32);
         loop {
             self.claim(1, true);
             if self.workers[1].claim.is_none() {

@@ -342,7 +342,7 @@ fn a_submitter_killed_at_any_step_is_in_nobodys_way() {
         assert!(ran.contains(&6), "the other's pass waits");
         // What waits now was made ready and not hinted, and is hinted by the watchdog.
         let unhinted = host.heap.state(0).is_ready();
-        assert_eq!(host.board().rehint([host.all()]), u32::from(unhinted));
+        assert_eq!(host.board().rehint(host.all()), u32::from(unhinted));
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();
         let accepted = host.heap.state(0).state() == Some(SlotState::Done);
@@ -609,7 +609,7 @@ fn two_that_make_room_at_once_lose_no_pass() {
         end(other);
         let mut ran = host.work_off(FIRST);
         assert_eq!(ran.len(), 2, "a full ring stays full");
-        assert_eq!(host.board().rehint([host.all()]), 2);
+        assert_eq!(host.board().rehint(host.all()), 2);
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();
         assert_eq!(ran, [5, 6, 7, 8]);
@@ -632,7 +632,7 @@ fn a_submitter_killed_while_it_makes_room_loses_no_pass() {
         let claim = host.board().claim(&mut Walker::default(), FIRST, red);
         let mut ran: Vec<u64> = claim.into_iter().map(|claim| host.run(claim).0).collect();
         let killed = end(killed);
-        let rehinted = host.board().rehint([host.all()]);
+        let rehinted = host.board().rehint(host.all());
         assert!(killed || rehinted == 0, "there was room for both");
         ran.extend(host.work_off(LAST));
         ran.sort_unstable();

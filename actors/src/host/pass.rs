@@ -91,7 +91,8 @@ pub enum PassOutcome<'a> {
     Poisoned,
     /// The result had so many bytes, which is more than a payload.
     TooLong(u64),
-    /// No living worker has the closure, for as long as the client waits for one.
+    /// No worker has the closure, for as long as the client waits for one. A dead one counts as there
+    /// until somebody has buried it, which a watchdog does in milliseconds.
     NoWorker,
     /// Taken back before a worker claimed it.
     Cancelled,

@@ -271,7 +271,7 @@ impl PassHost {
                 if !is_wanted() {
                     continue;
                 }
-                self.ring.board().rehint([self.ring.range(index)]);
+                self.ring.board().rehint(self.ring.range(index));
                 if choice.disowns() {
                     // Before the row has the name: a later client of it must not adopt them.
                     self.ring.disown(index);

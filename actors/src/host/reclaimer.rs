@@ -189,8 +189,8 @@ impl Reclaimer {
             .map(|(client, _)| client)
             .collect();
         // All in one walk over the rings.
-        let ranges = held.iter().map(|client| ring.range(*client));
-        report.rehinted += ring.board().rehint(ranges);
+        let slots = held.iter().flat_map(|client| ring.range(*client));
+        report.rehinted += ring.board().rehint(slots);
         for client in held {
             self.look_after(client, report)?;
         }
@@ -201,7 +201,7 @@ impl Reclaimer {
     /// Looks at a client's lock and its passes; if it is dead, at what it left.
     fn tend_client(&mut self, client: ClientIndex, report: &mut ReclaimReport) -> io::Result<()> {
         let ring = self.host.ring();
-        report.rehinted += ring.board().rehint([ring.range(client)]);
+        report.rehinted += ring.board().rehint(ring.range(client));
         self.look_after(client, report)
     }
 

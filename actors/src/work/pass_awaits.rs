@@ -37,7 +37,7 @@ pub struct Completed(pub Vec<Completion<'static>>);
 /// Those who await passes of one client.
 ///
 /// A slot may be another pass's before the end of its last one is told here, so the passes are what
-/// counts. There are twice as many as the client has slots at most.
+/// counts. There are no more than PassSubmitter's mailbox and the client's slots hold together.
 #[derive(Default)]
 pub struct PassAwaits {
     /// By slot; of each, by generation.

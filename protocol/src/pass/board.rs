@@ -346,14 +346,14 @@ impl<S: Slots> Board<'_, S> {
         word.compare_exchange(found.bits(), next.bits(), AcqRel, Relaxed).is_ok()
     }
 
-    /// Leaves a hint for every pass among these ranges of slots that waits without one: its client was killed
+    /// Leaves a hint for every pass among these slots that waits without one: its client was killed
     /// before it left one, or there was no room. How many there were. A hint that a worker found to be
     /// stale before the pass was requeued, and is about to drop, counts as one: the next rehint sees
     /// to that pass.
-    pub fn rehint(&self, ranges: impl IntoIterator<Item = std::ops::Range<u32>>) -> u32 {
-        let mut waiting: Vec<(u32, SlotWord)> = ranges
+    pub fn rehint(&self, slots: impl IntoIterator<Item = u32>) -> u32 {
+        let mut waiting: Vec<(u32, SlotWord)> = slots
             .into_iter()
-            .flat_map(|slots| slots.start..slots.end.min(self.slots.count()))
+            .filter(|slot| *slot < self.slots.count())
             .map(|slot| (slot, SlotWord::from_bits(self.slots.word(slot).load(Acquire))))
             .filter(|(_, word)| word.is_ready())
             .collect();

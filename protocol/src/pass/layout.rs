@@ -9,8 +9,9 @@
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::frame::INLINE_BYTES;
-use super::slot::WORKER_BITS;
+use super::frame::{Call, DISOWNED, INLINE_BYTES, Reply, Status};
+use super::slot::{SlotWord, WORKER_BITS};
+use super::{ClosureId, Priority, WorkerIndex};
 use crate::limits::{
     PASS_CLIENT_SLOTS_MAX, PASS_CLIENT_SLOTS_MIN, PASS_CLIENTS_MAX, PASS_CLOSURES_MAX,
     PASS_PAYLOAD_BYTES_END, PASS_SLOTS_MAX, PASS_WORKERS_MAX,
@@ -86,7 +87,8 @@ const fn field(
     Field { record, name, offset, bytes, writer, when }
 }
 
-/// Every field.
+/// Every field. Of a row, whoever has taken the lock of its dead holder writes as that would: to free
+/// it, or to say when its end was seen.
 pub const FIELDS: &[Field] = &[
     field("header", "magic", 0, 8, Writer::Creator, "last, when the file is whole"),
     field("header", "version", 8, 4, Writer::Creator, "before the magic"),
@@ -109,7 +111,7 @@ pub const FIELDS: &[Field] = &[
     field("worker", "pid_namespace", 24, 8, Writer::Worker, "at joining"),
     field("worker", "joined_us", 32, 8, Writer::Worker, "at joining"),
     field("worker", "wake", 64, 4, Writer::Anyone, "the worker is woken"),
-    field("worker", "runs", 72, 32, Writer::Worker, "it has a closure more"),
+    field("worker", "runs", 72, 32, Writer::Worker, "it has a closure more, or fewer"),
     field("worker", "current", 128, 8, Writer::Worker, "a timed pass begins and ends"),
     field("worker", "deadline_us", 136, 8, Writer::Worker, "a timed pass begins and ends"),
     field("worker", "finished", 144, 8, Writer::Worker, "a pass ends"),
@@ -129,12 +131,23 @@ pub const FIELDS: &[Field] = &[
     field("closure", "id", 0, 8, Writer::Anyone, "first registered: 1 << 32 | id, for good"),
     field("closure", "name_bytes", 8, 8, Writer::Anyone, "after the name"),
     field("closure", "name", 16, 48, Writer::Anyone, "after the id"),
+    field(
+        "beat",
+        "count",
+        0,
+        8,
+        Writer::Owner,
+        "its row's process beats; 0 while nobody has the row",
+    ),
+    field("sleepers", "bits", 0, 8, Writer::Anyone, "a worker falls asleep, or is woken"),
+    field("completions", "bits", 0, 8, Writer::Anyone, "a reply is there, or is collected"),
+    field("cell", "hint", 0, 8, Writer::Anyone, "a hint is left, or taken"),
     field("ring", "tail", 0, 8, Writer::Anyone, "a hint is left"),
     field("ring", "head", 128, 8, Writer::Anyone, "a hint is taken"),
     field("slot", "word", 0, 8, Writer::Owner, "each change of state"),
-    field("slot", "call", 8, 8, Writer::Owner, "client, FREE"),
+    field("slot", "call", 8, 8, Writer::Owner, "client, FREE; the next one of its range: disowned"),
     field("slot", "arguments", 16, 48, Writer::Owner, "client, FREE"),
-    field("slot", "reply", 64, 8, Writer::Owner, "worker, CLAIMED"),
+    field("slot", "reply", 64, 8, Writer::Owner, "worker, CLAIMED; who buries it: poisoned"),
     field("slot", "result", 72, 48, Writer::Owner, "worker, CLAIMED"),
     field("slot", "tag", 128, 8, Writer::Owner, "client, FREE"),
     field("slot", "deadline_us", 136, 8, Writer::Owner, "client, FREE, where timed"),
@@ -181,6 +194,8 @@ const _: () = {
             b"worker" => WORKER_ROW_BYTES,
             b"client" => CLIENT_ROW_BYTES,
             b"closure" => CLOSURE_ROW_BYTES,
+            b"beat" | b"sleepers" | b"cell" => 8,
+            b"completions" => LINE_BYTES,
             b"ring" => 2 * LINE_BYTES,
             b"slot" => SLOT_BYTES,
             _ => panic!("an unknown record"),
@@ -365,7 +380,8 @@ fn ring_cells(geometry: Geometry) -> u32 {
     (2 * geometry.clients * geometry.slots_per_client).next_power_of_two()
 }
 
-/// The hash over all that two builds must agree on.
+/// The hash over all that two builds must agree on: the table, where the sections lie, and a specimen
+/// of each kind of word.
 pub fn struct_hash() -> u64 {
     let mut text = format!(
         "{VERSION} {:x} {} {PASS_CLOSURES_MAX} {LINE_BYTES} {INLINE_BYTES}",
@@ -375,7 +391,25 @@ pub fn struct_hash() -> u64 {
     for field in FIELDS {
         text += &format!(";{}.{} {} {}", field.record, field.name, field.offset, field.bytes);
     }
+    for word in specimens() {
+        text += &format!(";{word:x}");
+    }
+    text += &format!("{:?}", Layout::new(Geometry::default()));
     xxh3_64(text.as_bytes())
+}
+
+fn specimens() -> [u64; 5] {
+    let call = Call {
+        closure: ClosureId(0x0102_0304),
+        bytes: 5,
+        attempts: 6,
+        priority: Priority::Low,
+        timed: true,
+    };
+    let reply = Reply { status: Status::Unreadable, bytes: 7, cut: true };
+    let word = SlotWord::UNUSED.ready().and_then(|ready| ready.claimed(WorkerIndex(3)));
+    let word = word.and_then(SlotWord::requeued).map_or(0, SlotWord::bits);
+    [call.to_bits(), DISOWNED, reply.to_bits(), word, super::ring::hint_bits(8, 9, 10)]
 }
 
 /// The header of a file.
@@ -522,8 +556,8 @@ mod tests {
     }
 
     #[test]
-    fn the_struct_hash_is_of_this_table() {
-        assert_eq!(struct_hash(), 0x912c7afa267cbb2f);
+    fn the_struct_hash_is_of_this_layout() {
+        assert_eq!(struct_hash(), 0x5a9a54b015c5017a);
     }
 
     #[test]

@@ -358,6 +358,11 @@ impl<'m, W: AtomicWord> HintRing<'m, W> {
     }
 }
 
+/// A hint, as it stands in a cell.
+pub(super) fn hint_bits(lap: u64, slot: u32, generation: u64) -> u64 {
+    Cell::hint(lap, slot, generation).0
+}
+
 /// The part of a generation that a hint carries.
 pub(super) fn hinted_generation(word: SlotWord) -> u64 {
     word.generation() & GENERATION_MASK
