@@ -11,7 +11,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use futures_util::StreamExt;
 use meshwork::passes::{
-    AddWorkers, ClosureId, Geometry, InFlight, Pass, PassEvent, PassHost, PassOutcome,
+    AddWorkers, Cancel, ClosureId, Geometry, InFlight, Pass, PassEvent, PassHost, PassOutcome,
     PassRegistry, Passes, PassesBuilder, Presence, ReclaimReport, RegisterError, RegisterPass,
     Registered, ScanNow, Submit, SubmitBatch, SubmitError, WatchPasses, WorkerIndex,
 };
@@ -47,7 +47,7 @@ async fn a_batch_is_answered_in_its_order_and_refused_as_a_whole() {
     assert_eq!(end.outcome, PassOutcome::Returned(vec![0; 8].into()));
 
     let refused = submitter.send(SubmitBatch(numbered(65))).await.unwrap();
-    assert!(matches!(refused, Err(SubmitError::Busy(64))), "{refused:?}");
+    assert!(matches!(refused, Err(SubmitError::TooMany { passes: 65, slots: 64 })), "{refused:?}");
     assert_eq!(passes.client().room(), 64);
 
     let ends = submitter.send(SubmitBatch(numbered(64))).await.unwrap().unwrap();
@@ -61,6 +61,30 @@ async fn a_batch_is_answered_in_its_order_and_refused_as_a_whole() {
     let refused = submitter.send(SubmitBatch(batch)).await.unwrap();
     assert!(matches!(refused, Err(SubmitError::TooLong { bytes: 65_537, .. })), "{refused:?}");
     assert_eq!(passes.client().room(), 64);
+    passes.leave().await;
+}
+
+#[actix::test]
+async fn passes_are_taken_back_by_a_message_and_end_for_who_submitted_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let passes = builder(directory.path()).start().await.unwrap();
+    let submitter = passes.submitter();
+    let one = submitter.send(Submit(Pass::named("echo", b"".as_slice()).tag(7)));
+    let several = submitter.send(SubmitBatch(numbered(3)));
+    let cancel = async {
+        // Behind the two in the same mailbox.
+        let tagged = [7, 1].map(|tag| submitter.send(Cancel(tag)));
+        let cancelled = futures_util::future::join_all(tagged).await;
+        passes.workers().registry().register("echo", |_| Ok::<_, String>([])).unwrap();
+        passes.workers().address().send(AddWorkers(1)).await.unwrap().unwrap();
+        cancelled
+    };
+    let (one, several, cancelled) = tokio::join!(one, several, cancel);
+    assert_eq!(cancelled.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(one.unwrap().unwrap().outcome, PassOutcome::Cancelled);
+    let outcomes: Vec<_> = several.unwrap().unwrap().into_iter().map(|end| end.outcome).collect();
+    let returned = || PassOutcome::Returned(vec![].into());
+    assert_eq!(outcomes, [returned(), PassOutcome::Cancelled, returned()]);
     passes.leave().await;
 }
 

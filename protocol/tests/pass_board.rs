@@ -521,7 +521,7 @@ proptest! {
         prop_assert!(claimed <= 3);
         board.recover(WorkerIndex(0), |slot| assert!(slot < 3), |slot| assert!(slot < 3));
         board.recover(FIRST, |slot| assert!(slot < 3), |slot| assert!(slot < 3));
-        board.rehint(0..board.slots.count() + 9);
+        board.rehint(0..heap.words.len() as u32 + 9);
         for slot in 0..3 {
             let word = heap.state(slot);
             let _ = (board.publish(slot, word, Priority::Low, ends[3]), board.take_back(slot, word));

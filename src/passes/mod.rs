@@ -176,7 +176,8 @@ impl PassesBuilder {
         Ok((parts, self.placement))
     }
 
-    /// Starts on the present `System`.
+    /// Starts on the present `System`. Opening the directory blocks the thread: for microseconds, and
+    /// for up to half a minute where another process was stopped while it made the file.
     ///
     /// # Errors
     ///
@@ -295,9 +296,13 @@ impl PassWorkers {
     ///
     /// A closure that hangs, in a pass without a deadline, is waited for without end: give up by a
     /// time-out around this, and end the process. Its passes then run elsewhere.
+    ///
+    /// Until this is called they run on, also when every handle was dropped. A second call waits for
+    /// the first.
     pub async fn leave(&self) {
         let Some(own) = &self.0.own else { return };
-        let Some((running, deaths, arbiters)) = own.running.lock().await.take() else { return };
+        let mut held = own.running.lock().await;
+        let Some((running, deaths, arbiters)) = held.take() else { return };
         // Before the hearts stop. An error is an actor that has ended already.
         let _ = self.0.worker.send(StopWorkers).await;
         deaths.expect();

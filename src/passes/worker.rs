@@ -1,6 +1,7 @@
 //! The main function of a worker process.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -46,15 +47,15 @@ pub fn worker_main(registry: PassRegistry) -> ExitCode {
     let arguments = match parse(std::env::args_os().skip(1)) {
         Ok(Told::Run(arguments)) => arguments,
         Ok(Told::Help) => {
-            println!("{USAGE}");
+            say(std::io::stdout(), USAGE);
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("error: {error}\n\n{USAGE}");
+            say(std::io::stderr(), &format!("error: {error}\n\n{USAGE}"));
             return ExitCode::from(2);
         }
     };
-    eprintln!("{}", greeting(&arguments, &registry));
+    say(std::io::stderr(), &greeting(&arguments, &registry));
     let builder = Passes::builder(arguments.directory)
         .name(arguments.name)
         .workers(arguments.workers)
@@ -62,7 +63,7 @@ pub fn worker_main(registry: PassRegistry) -> ExitCode {
     match actix::System::new().block_on(run(builder)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(std::io::stderr(), &format!("error: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -86,6 +87,14 @@ async fn run(builder: PassesBuilder) -> Result<(), Box<dyn std::error::Error>> {
     failed.map_or(Ok(()), |why| Err(why.into()))
 }
 
+/// Also where nobody reads.
+fn say(mut to: impl Write, text: &str) {
+    let _ = writeln!(to, "{text}");
+}
+
+/// Names of closures in a line.
+const NAMES_MAX: usize = 8;
+
 fn greeting(arguments: &Arguments, registry: &PassRegistry) -> String {
     let Arguments { directory, workers, name } = arguments;
     let name_of = |(id, closure): (ClosureId, Registered)| match &*closure.name {
@@ -94,7 +103,13 @@ fn greeting(arguments: &Arguments, registry: &PassRegistry) -> String {
     };
     let mut closures: Vec<_> = registry.all().into_iter().map(name_of).collect();
     closures.sort_unstable();
-    let closures = if closures.is_empty() { "no closure".into() } else { closures.join(", ") };
+    let more = closures.len().saturating_sub(NAMES_MAX);
+    closures.truncate(NAMES_MAX);
+    let closures = match (closures.is_empty(), more) {
+        (true, _) => "no closure".to_owned(),
+        (_, 0) => closures.join(", "),
+        _ => format!("{} and {more} more", closures.join(", ")),
+    };
     let threads = if *workers == 1 { "worker" } else { "workers" };
     format!("{name}: {workers} {threads} in {}, for {closures}", directory.display())
 }
@@ -162,6 +177,11 @@ mod tests {
         registry.register("encode", |call| Ok::<_, String>(call.args.to_vec())).unwrap();
         let arguments = told(&["/d", "--name", "w", "--workers", "4"]).unwrap();
         assert_eq!(greeting(&arguments, &registry), "w: 4 workers in /d, for encode, resize");
+        for name in ["a", "b", "c", "d", "e", "f", "g"] {
+            registry.register(name, |call| Ok::<_, String>(call.args.to_vec())).unwrap();
+        }
+        let many = greeting(&arguments, &registry);
+        assert_eq!(many, "w: 4 workers in /d, for a, b, c, d, e, encode, f, g and 1 more");
     }
 
     #[test]

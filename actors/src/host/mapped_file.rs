@@ -90,6 +90,12 @@ pub enum OpenError {
     /// Numbers that no file can be made for.
     #[error(transparent)]
     Numbers(#[from] meshwork_protocol::pass::layout::GeometryError),
+    /// The place of the directory is taken.
+    #[error("{} is not a directory", path.display())]
+    NotADirectory {
+        /// What is there.
+        path: PathBuf,
+    },
     /// The directory, or the file, is another user's, who could cut the file while it is mapped.
     #[error("{} belongs to user {uid}, and this process to another: choose a directory of your own", path.display())]
     Owner {
@@ -228,8 +234,10 @@ impl LockFile {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(path)
             .map_err(io_error("open", path))?;
+        refuse_strangers(path, &file.metadata().map_err(io_error("look at", path))?)?;
         let descriptor = file.as_raw_fd();
         LOCK_FILES
             .iter()
@@ -459,6 +467,15 @@ impl MappedFile {
         &self.path
     }
 
+    /// Whether it was removed from its directory: whoever opens that now is among others.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn is_removed(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.nlink() == 0)
+    }
+
     /// The process that mapped it: in any other there is no mapping.
     pub fn mark(&self) -> ProcessMark {
         self.mark
@@ -516,7 +533,8 @@ fn read_own(path: &Path) -> Result<Option<(File, Header, Layout)>, OpenError> {
 
 /// The pass file, checked but not mapped; `None` if there is none.
 fn read(path: &Path) -> Result<Option<(File, Header, Layout)>, OpenError> {
-    let file = match OpenOptions::new().read(true).write(true).open(path) {
+    let mut options = OpenOptions::new();
+    let file = match options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(io_error("open", path)(error)),
@@ -593,6 +611,7 @@ fn write_new(
     fastrand::fill(&mut instance_id);
     let header = Header { geometry, boot_id, instance_id };
     let written = || -> io::Result<()> {
+        refuse_limit(layout.file_bytes as u64)?;
         file.set_len(layout.file_bytes as u64)?;
         allocate(&file, 0, layout.fixed_bytes as u64)?;
         file.write_all_at(&header.to_bytes(layout), 0)?;
@@ -602,6 +621,17 @@ fn write_new(
     Ok((file, header, *layout))
 }
 
+/// A file over this process's limit would end it by a signal.
+fn refuse_limit(bytes: u64) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    match limit {
+        Some(limit) if limit < bytes => Err(io::Error::other(format!(
+            "the limit on the size of files (ulimit -f) is {limit} bytes, and {bytes} are needed"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the directory if there is none, for this user alone, and refuses one that others may write.
 ///
 /// # Errors
@@ -609,7 +639,10 @@ fn write_new(
 /// [`OpenError::Io`], [`OpenError::Directory`].
 pub fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(io_error("make the directory", directory))?;
+    made.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => OpenError::NotADirectory { path: directory.to_owned() },
+        _ => io_error("make the directory", directory)(error),
+    })?;
     let metadata = fs::metadata(directory).map_err(io_error("look at", directory))?;
     refuse_others(directory, &metadata)?;
     refuse_strangers(directory, &metadata)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
+use meshwork_protocol::limits::PASS_NAME_BYTES_MAX;
 use meshwork_protocol::pass::board::Recovered;
 use meshwork_protocol::pass::layout::{Geometry, Layout};
 use meshwork_protocol::pass::succession::Choice;
@@ -54,6 +55,9 @@ pub enum JoinError {
         /// Why not.
         source: io::Error,
     },
+    /// A client's name that is longer than a row has room for: cut, it would be another's.
+    #[error("the client's name has {0} bytes, and {PASS_NAME_BYTES_MAX} fit")]
+    LongName(usize),
     /// This process was forked from the one that opened the directory.
     #[error("this process was forked from the one that opened the passes: open them here anew")]
     Forked,
@@ -250,6 +254,9 @@ impl PassHost {
         let role = "clients";
         if !self.ring.is_here() {
             return Err(JoinError::Forked);
+        }
+        if name.len() > PASS_NAME_BYTES_MAX {
+            return Err(JoinError::LongName(name.len()));
         }
         let rows = self.ring.layout().geometry.clients;
         for choice in Choice::ALL {

@@ -885,6 +885,7 @@ impl WrittenSlot<'_> {
     /// What was written.
     #[inline(always)]
     pub fn call(&self) -> Call {
+        self.0.range.ring.assert_here();
         Call::from_bits(self.0.range.ring.table.call(self.0.slot).load(Relaxed))
     }
 
@@ -1154,6 +1155,10 @@ impl ReplyWriter<'_> {
     /// Appends bytes, as long as they fit.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) {
+        if !self.ring.is_here() {
+            // The closure has forked: nothing of the child's goes anywhere.
+            return;
+        }
         let at = self.offered;
         self.offered += bytes.len() as u64;
         let limit = (self.ring.layout.geometry.payload_bytes as usize).max(INLINE_BYTES);

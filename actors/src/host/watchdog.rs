@@ -98,6 +98,7 @@ pub struct Watchdog {
     reclaimer: Reclaimer,
     watched: HashMap<ProcessIdentity, SpawnHandle>,
     watchers: Vec<Watcher>,
+    file_is_removed: bool,
 }
 
 impl Watchdog {
@@ -108,6 +109,7 @@ impl Watchdog {
             reclaimer: Reclaimer::new(host, options),
             watched: HashMap::new(),
             watchers: Vec::new(),
+            file_is_removed: false,
         }
     }
 
@@ -123,10 +125,24 @@ impl Watchdog {
 
     fn tend(&mut self, ctx: &mut Context<Self>) -> Result<ReclaimReport, ScanError> {
         let mut report = ReclaimReport::default();
+        self.see_the_file();
         let tended = self.reclaimer.tend(&mut report);
         self.reclaimer.kill_overdue(Clock.now(), &mut report);
         self.tell(&report, ctx);
         tended.map(|()| report).map_err(|error| ScanError(error.to_string()))
+    }
+
+    /// Says once that the file was removed under those who use it.
+    fn see_the_file(&mut self) {
+        let Some(file) = self.host.ring().file() else { return };
+        if !self.file_is_removed && file.is_removed().unwrap_or(false) {
+            self.file_is_removed = true;
+            tracing::error!(
+                file = %file.path().display(),
+                "the pass file was removed: whoever opens the directory now is not among us; restart \
+                 every process of it"
+            );
+        }
     }
 
     fn tell(&mut self, report: &ReclaimReport, ctx: &mut Context<Self>) {

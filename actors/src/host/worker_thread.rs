@@ -161,7 +161,16 @@ fn advertise(ring: &PassRing, worker: WorkerIndex, registry: &PassRegistry) {
     let mut runs = [0; PASS_CLOSURES_MAX / 64];
     for (id, closure) in registry.all() {
         match ring.closure_row(id, &closure.name) {
-            Some(row) => runs[usize::from(row) / 64] |= 1 << (row % 64),
+            Some(row) => {
+                runs[usize::from(row) / 64] |= 1 << (row % 64);
+                let known = ring.closures()[usize::from(row)].name.read();
+                if !closure.name.starts_with(&known) {
+                    tracing::error!(
+                        closure = %closure.name, %known, %id,
+                        "two names of closures have one id: rename one, or passes of either run both"
+                    );
+                }
+            }
             None => tracing::error!(
                 closure = %closure.name, %id,
                 "{PASS_CLOSURES_MAX} closures are known in this directory already: clients will think that nobody runs this one"
@@ -263,7 +272,14 @@ fn run(
     let reply = match ended {
         Ok(Ok(())) => returned(&mut writer),
         Ok(Err(error)) => text(Status::Failed, &error, &mut writer),
-        Err(panic) => text(Status::Panicked, &panic_text(panic.as_ref()), &mut writer),
+        Err(panic) => {
+            let said = panic_text(panic.as_ref());
+            if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+                // It panics when it is dropped, and so may what it panics with.
+                std::mem::forget(another);
+            }
+            text(Status::Panicked, &said, &mut writer)
+        }
     };
     if call.timed {
         row.deadline_us().store(0, Release);

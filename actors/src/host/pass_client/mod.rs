@@ -11,6 +11,11 @@
 //! The last two are served by the client's collector thread, which waits on the range's futex; it
 //! starts with the first that needs it. A reply stays in its slot until it was taken, so nothing is
 //! dropped, and who does not collect is `Busy` in the end.
+//!
+//! What is awaited needs a tokio runtime with its time driver, as actix has one. Nothing here looks
+//! after the dead: some process must have a watchdog, as whoever starts `Passes` or workers has, or a
+//! pass whose worker was killed waits until a worker joins in the dead one's row. In a child of a fork
+//! every handle is an error or a panic that says so.
 
 mod attention;
 mod collector;
@@ -190,8 +195,11 @@ impl PassClient {
     ///
     /// # Errors
     ///
-    /// [`CallError::Collector`].
+    /// [`CallError::Collector`], and `Forked`.
     pub async fn recv(&self) -> Result<Completion<'static>, CallError> {
+        if !self.0.host.ring().is_here() {
+            return Err(SubmitError::Forked.into());
+        }
         self.0.start_collector().map_err(CallError::Collector)?;
         loop {
             let news = self.0.news.notified();

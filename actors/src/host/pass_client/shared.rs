@@ -204,6 +204,9 @@ impl Shared {
         &self,
         passes: &[Pass<'_>],
     ) -> Result<Vec<WrittenSlot<'_>>, SubmitError> {
+        if !self.host.ring().is_here() {
+            return Err(SubmitError::Forked);
+        }
         passes.iter().try_for_each(|pass| self.check(pass))?;
         if passes.len() > self.slots() as usize {
             return Err(SubmitError::TooMany { passes: passes.len(), slots: self.slots() });
