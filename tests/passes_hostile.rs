@@ -50,6 +50,9 @@ fn main() -> ExitCode {
         ("a_lock_file_that_was_removed_is_noticed", removed_lock_file),
         ("a_file_of_another_boot_that_somebody_holds_is_refused", another_boot_in_use),
         ("a_filesystem_without_fallocate_is_refused", no_fallocate),
+        ("a_limit_on_the_size_of_files_is_an_error", limited_file_size),
+        ("a_file_in_the_directorys_place_is_an_error", file_for_a_directory),
+        ("a_panic_that_panics_when_it_is_dropped_is_a_result", bomb),
         ("numbers_that_no_file_is_made_for_are_refused", impossible_numbers),
         ("a_stopped_worker_is_not_called_dead", stopped_worker),
         ("a_long_pass_is_not_called_dead", long_pass),
@@ -70,7 +73,13 @@ fn main() -> ExitCode {
     ];
     passes::main(
         tests,
-        &[("worker", worker), ("starter", starter), ("asker", asker), ("forker", forker)],
+        &[
+            ("worker", worker),
+            ("starter", starter),
+            ("asker", asker),
+            ("forker", forker),
+            ("limited", limited),
+        ],
     )
 }
 
@@ -93,6 +102,15 @@ fn register(registry: &PassRegistry, name: &'static str) {
         "abort" => {
             registry.register(name, |_| -> Result<Vec<u8>, String> { std::process::abort() })
         }
+        "bomb" => registry.register(name, |_| -> Result<Vec<u8>, String> {
+            struct Bomb;
+            impl Drop for Bomb {
+                fn drop(&mut self) {
+                    std::panic::panic_any(Bomb);
+                }
+            }
+            std::panic::panic_any(Bomb)
+        }),
         "teach" => registry.register(name, move |call| {
             call.registry.register("taught", echo).map_err(|error| error.to_string())?;
             echo(call)
@@ -583,6 +601,44 @@ fn another_boot_in_use() {
     drop(worker);
     // Nobody has it any more.
     until("it is replaced", || PassHost::open(directory.path(), None).is_ok());
+}
+
+fn limited(words: &[&str]) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    setrlimit(Resource::Fsize, limit).unwrap();
+    tell(&PassHost::open(Path::new(words[0]), None).unwrap_err().to_string());
+}
+
+fn limited_file_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let limited = Process::start("limited", &[directory.path().to_str().unwrap()]);
+    let error = limited.next_line().unwrap();
+    let text =
+        "the limit on the size of files (ulimit -f) is 1048576 bytes, and 1076162560 are needed";
+    assert!(error.ends_with(text), "{error}");
+    assert_eq!(files(directory.path()), ["passes.lock"]);
+}
+
+fn file_for_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = PassHost::open(&file, None).unwrap_err().to_string();
+    assert_eq!(error, format!("{} is not a directory", file.display()));
+}
+
+fn bomb() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = join(&host, "client");
+    let worker = start_worker(directory.path(), &["bomb", "whose"]);
+    client.submit(&Pass::named("bomb", vec![])).unwrap();
+    let said = PassOutcome::Panicked("a panic without a text".into());
+    assert_eq!(collect(&client, 1)[0].outcome, said);
+    client.submit(&Pass::named("whose", vec![])).unwrap();
+    let pid = worker.pid().to_string();
+    assert_eq!(collect(&client, 1)[0].outcome, returned(pid.as_bytes()));
 }
 
 fn no_fallocate() {

@@ -330,6 +330,15 @@ fn replies_of_a_client_without_a_name_are_not_the_next_ones() {
     assert_eq!(PassClient::join(&host, named("a")).unwrap().room(), 62);
 }
 
+#[test]
+fn a_name_that_would_be_cut_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    assert!(PassClient::join(&host, named(&"n".repeat(48))).is_ok());
+    let error = PassClient::join(&host, named(&"n".repeat(49))).unwrap_err();
+    assert_eq!(error.to_string(), "the client's name has 49 bytes, and 48 fit");
+}
+
 #[tokio::test]
 async fn adopted_replies_that_nobody_polls_do_not_take_room_for_ever() {
     let directory = tempfile::tempdir().unwrap();
