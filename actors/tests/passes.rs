@@ -159,6 +159,78 @@ fn whoever_polls_hands_on_what_the_sink_and_the_callers_await() {
     assert_eq!(sunk, (0..2_000).filter(|tag| tag % 4 != 3).collect::<Vec<_>>());
 }
 
+/// Every way to submit, from threads of their own, on one client with little room: each end is told
+/// once, to whom it is for, and no slot is lost.
+#[test]
+fn all_ways_to_submit_share_a_client() {
+    const EACH: u64 = 5_000;
+    const CALLS: u64 = 10 * EACH;
+    let directory = tempfile::tempdir().unwrap();
+    let host = open(directory.path());
+    let client = PassClient::join(&host, named("shared")).unwrap();
+    let _workers =
+        [0, 1].map(|_| WorkerThread::spawn(&host, registry(), &WorkerOptions::default()).unwrap());
+    let (told, sunk) = std::sync::mpsc::channel();
+    let sink = move |ends: Vec<Completion<'static>>| {
+        ends.into_iter().for_each(|end| told.send(end.tag).unwrap());
+    };
+    client.route_to(Box::new(sink)).unwrap();
+    let echo = |tag: u64| Pass::named("echo", tag.to_le_bytes().to_vec()).tag(tag);
+    let until_room = |submit: &dyn Fn() -> Result<(), SubmitError>| {
+        until("there is room", || match submit() {
+            Ok(()) => true,
+            Err(SubmitError::Busy(64)) => false,
+            Err(error) => panic!("{error}"),
+        });
+    };
+    let mut polled = Vec::new();
+    std::thread::scope(|scope| {
+        for first in [0, EACH] {
+            let client = &client;
+            scope.spawn(move || {
+                for tag in first..first + EACH {
+                    until_room(&|| client.submit(&echo(tag)).map(drop));
+                }
+            });
+        }
+        scope.spawn(|| {
+            for first in (2 * EACH..3 * EACH).step_by(5) {
+                let batch: Vec<_> = (first..first + 5).map(echo).collect();
+                until_room(&|| client.prepare_all(&batch).map(|prepared| prepared.submit()));
+            }
+        });
+        scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(async {
+                for tag in CALLS..CALLS + 1_000 {
+                    let pass = echo(tag);
+                    let call = client.call(&pass);
+                    if tag % 3 == 0 {
+                        // Given up at its first wait.
+                        let _ = tokio::time::timeout(Duration::ZERO, call).await;
+                    } else {
+                        assert_eq!(call.await.unwrap().tag, tag);
+                    }
+                }
+            });
+        });
+        until("all are polled", || {
+            client.poll(|end| polled.push(end.tag));
+            polled.len() as u64 >= 2 * EACH
+        });
+    });
+    let mut sunk: Vec<u64> =
+        (0..EACH).map(|_| sunk.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    polled.sort_unstable();
+    sunk.sort_unstable();
+    assert_eq!(polled, (0..2 * EACH).collect::<Vec<_>>());
+    assert_eq!(sunk, (2 * EACH..3 * EACH).collect::<Vec<_>>());
+    until("every slot is free", || {
+        client.poll(|end| panic!("{end:?}"));
+        client.room() == 64
+    });
+}
+
 #[test]
 fn of_a_batch_all_passes_are_taken_or_none() {
     let directory = tempfile::tempdir().unwrap();
