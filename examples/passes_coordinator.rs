@@ -8,6 +8,8 @@
 //! kill -9 %2                                       # nothing is lost
 //! ```
 
+use std::collections::HashSet;
+
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -44,15 +46,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let client = passes.client();
     let (mut submitted, mut returned, mut again, mut primes) = (0, 0, 0, 0);
+    let mut under_way = HashSet::new();
     while returned < count {
         // Fills the client's slots. Whoever submits more gets `Busy`: nothing is ever dropped.
         while submitted < count && client.room() > 0 {
             let (first, end) = (submitted * STEP, (submitted + 1) * STEP);
             let args = [first.to_le_bytes(), end.to_le_bytes()].concat();
-            client.submit(&Pass::named("count_primes", args).tag(submitted))?;
+            under_way.insert(client.submit(&Pass::named("count_primes", args).tag(submitted))?);
             submitted += 1;
         }
         let end = client.recv().await?;
+        if !under_way.remove(&end.pass) {
+            // A coordinator of this name died, and left it to this one.
+            continue;
+        }
         // The worker that began it first may have died: then this was a later attempt.
         again += u64::from(end.attempt > 0);
         let result: [u8; 8] = end.outcome.into_result()?.as_slice().try_into()?;
