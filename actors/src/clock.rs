@@ -16,9 +16,7 @@ impl Clock {
         let id = rustix::time::ClockId::Monotonic;
         instant(rustix::time::clock_gettime(id))
     }
-}
 
-impl Clock {
     /// The same to a few milliseconds, in a third of the time; it stands still while the machine is
     /// suspended. Not to be compared with [`now`](Self::now).
     pub fn coarse(self) -> Instant {

@@ -115,7 +115,8 @@ impl Watchdog {
 
     fn look(&mut self, ctx: &mut Context<Self>) {
         let mut report = ReclaimReport::default();
-        let looked = self.reclaimer.look(Clock.now(), &mut report);
+        // A grace of hundreds of milliseconds needs no finer clock.
+        let looked = self.reclaimer.look(Clock.coarse(), &mut report);
         self.reclaimer.kill_overdue(Clock.now(), &mut report);
         if let Err(error) = looked {
             tracing::error!(%error, "the lock file of the passes cannot be used");

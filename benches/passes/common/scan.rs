@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use meshwork::actors::clock::Clock;
 use meshwork::actors::host::pass_host::PassHost;
 use meshwork::actors::host::reclaimer::{Heart, ReclaimerOptions};
 use meshwork::protocol::pass::beats::Beats;
-use meshwork::protocol::time;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::shared_directory;
 
@@ -33,22 +32,13 @@ pub(crate) fn scan_ns(rows: usize, taken: usize) -> f64 {
     let mut beats = Beats::new(rows, ReclaimerOptions::default().grace);
     let table = &host.ring().beats()[..rows];
     let mut suspects = 0u32;
-    let ns = time_scans(|| beats.scan(coarse_now(), black_box(table), |_| suspects += 1));
+    let ns = time_scans(|| beats.scan(Clock.coarse(), black_box(table), |_| suspects += 1));
     drop(beating);
     for seat in seats {
         host.leave_worker(seat);
     }
     assert_eq!(suspects, 0, "living workers were suspected");
     ns
-}
-
-/// Microseconds of the coarse clock, which moves every few milliseconds: enough for a grace of
-/// hundreds.
-fn coarse_now() -> time::Instant {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    time::Instant::from_micros(
-        now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1_000,
-    )
 }
 
 /// Nanoseconds of one of many scans.
