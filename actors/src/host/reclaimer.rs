@@ -11,6 +11,7 @@ use meshwork_protocol::pass::beats::Beats;
 use meshwork_protocol::pass::{ClientIndex, PassId, WorkerIndex};
 use meshwork_protocol::time::{Instant, micros};
 
+use super::mapped_file::ByteLock;
 use super::pass_host::PassHost;
 use super::pass_ring::SlotRange;
 use super::process::ProcessIdentity;
@@ -192,22 +193,34 @@ impl Reclaimer {
         let slots = held.iter().flat_map(|client| ring.range(*client));
         report.rehinted += ring.board().rehint(slots);
         for client in held {
-            self.look_after(client, report)?;
+            if let Some(lock) = self.lock_of_dead(client, report)? {
+                self.look_after(client, lock, report);
+            }
         }
         self.call_roll(report);
         Ok(())
     }
 
-    /// Looks at a client's lock and its passes; if it is dead, at what it left.
+    /// Looks at a client's lock; if it is dead, at what it left.
     fn tend_client(&mut self, client: ClientIndex, report: &mut ReclaimReport) -> io::Result<()> {
+        let Some(lock) = self.lock_of_dead(client, report)? else { return Ok(()) };
         let ring = self.host.ring();
         report.rehinted += ring.board().rehint(ring.range(client));
-        self.look_after(client, report)
+        self.look_after(client, lock, report);
+        Ok(())
     }
 
-    fn look_after(&mut self, client: ClientIndex, report: &mut ReclaimReport) -> io::Result<()> {
+    fn lock_of_dead(
+        &self,
+        client: ClientIndex,
+        report: &mut ReclaimReport,
+    ) -> io::Result<Option<ByteLock>> {
         report.probed += 1;
-        let Some(lock) = self.host.lock_client(client)? else { return Ok(()) };
+        self.host.lock_client(client)
+    }
+
+    /// What a dead client left, whose passes have their hints.
+    fn look_after(&mut self, client: ClientIndex, lock: ByteLock, report: &mut ReclaimReport) {
         let ring = self.host.ring();
         report.clients_lost += u32::from(ring.client(client).left_us().load(Relaxed) == 0);
         self.host.mark_left(client);
@@ -225,7 +238,6 @@ impl Reclaimer {
         if range.is_all_free() {
             self.host.clear_client(client);
         }
-        Ok(())
     }
 
     /// Kills the processes of workers whose pass ran past its deadline. Their work is recovered when
