@@ -23,14 +23,17 @@ pub struct NameField {
 }
 
 impl NameField {
-    /// Writes a name, cut to [`PASS_NAME_BYTES_MAX`] at a character.
+    /// What there is room for of a name: [`PASS_NAME_BYTES_MAX`], cut at a character.
+    pub fn cut(name: &str) -> &str {
+        &name[..name.floor_char_boundary(PASS_NAME_BYTES_MAX)]
+    }
+
+    /// Writes a name, [`cut`](Self::cut).
     pub fn write(&self, name: &str) {
-        let mut end = name.len().min(PASS_NAME_BYTES_MAX);
-        while !name.is_char_boundary(end) {
-            end -= 1;
-        }
+        let name = Self::cut(name);
+        let end = name.len();
         let mut padded = [0; PASS_NAME_BYTES_MAX];
-        padded[..end].copy_from_slice(&name.as_bytes()[..end]);
+        padded[..end].copy_from_slice(name.as_bytes());
         for (word, eight) in self.text.iter().zip(padded.chunks_exact(8)) {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(eight);

@@ -14,6 +14,7 @@ use meshwork_protocol::pass::{ClosureId, WorkerIndex};
 use super::parking::{pause, wait, wake};
 use super::pass_host::{JoinError, PassHost};
 use super::pass_ring::{ClaimedCall, PassRing, ReplyWriter, WorkerSeat};
+use super::records::NameField;
 use super::registry::{Closure, PassCall, PassRegistry, PassReply};
 use crate::clock::Clock;
 use crate::start::panic_text;
@@ -164,7 +165,8 @@ fn advertise(ring: &PassRing, worker: WorkerIndex, registry: &PassRegistry) {
             Some(row) => {
                 runs[usize::from(row) / 64] |= 1 << (row % 64);
                 let known = ring.closures()[usize::from(row)].name.read();
-                if !closure.name.starts_with(&known) {
+                // Another worker may have taken the row, and not have written the name yet.
+                if !known.is_empty() && known != NameField::cut(&closure.name) {
                     tracing::error!(
                         closure = %closure.name, %known, %id,
                         "two names of closures have one id: rename one, or passes of either run both"
@@ -303,10 +305,7 @@ fn returned(writer: &mut ReplyWriter<'_>) -> Reply {
 
 #[cold]
 fn text(status: Status, text: &str, writer: &mut ReplyWriter<'_>) -> Reply {
-    let mut end = text.len().min(writer.limit());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = text.floor_char_boundary(writer.limit());
     writer.clear();
     writer.write(&text.as_bytes()[..end]);
     Reply { status, bytes: end as u32, cut: end < text.len() }

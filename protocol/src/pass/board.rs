@@ -222,8 +222,8 @@ impl<S: Slots> Board<'_, S> {
         for slot in slots.start..slots.end.min(self.slots.count()) {
             // Pair `ready`; in the total order with `sleepers`.
             let word = SlotWord::from_bits(self.slots.word(slot).load(SeqCst));
-            let call = Call::from_bits(self.slots.call(slot).load(Relaxed));
-            if !word.is_ready() || !can_run(call.closure) {
+            let closure = || Call::from_bits(self.slots.call(slot).load(Relaxed)).closure;
+            if !word.is_ready() || !can_run(closure()) {
                 continue;
             }
             let hinted = self.claim(walker, worker, can_run);

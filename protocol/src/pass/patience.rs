@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::limits::PASS_CLIENT_SLOTS_MAX;
 use crate::time::Instant;
 
 /// What a wake of a sleeping thread costs, from the call to its first instruction: 22 to 52
@@ -89,7 +90,7 @@ impl Patience {
     /// There was work.
     #[inline(always)]
     pub fn found(&mut self, now: impl FnOnce() -> Instant) {
-        self.finds += 1;
+        self.finds = self.finds.saturating_add(1);
         if self.looks > 0 {
             self.end_of_wait(now);
         }
@@ -129,6 +130,8 @@ impl Patience {
         self.expected < WAKE && now.saturating_since(since) < WAKE
     }
 }
+
+const _: () = assert!(PASS_CLIENT_SLOTS_MAX <= u16::MAX as u32, "`LastPoll` counts them");
 
 /// When a client that polls looks for replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

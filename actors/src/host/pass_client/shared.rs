@@ -68,14 +68,14 @@ pub(super) struct Shared {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Told {
-    /// Whoever polls next; if nobody does for a while, nobody: the client's predecessor submitted it.
-    Adopted = 3,
     /// Whoever polls next.
     Poll = 0,
     /// The sink.
     Sink = 1,
     /// The future that called.
     Caller = 2,
+    /// Whoever polls next; if nobody does for a while, nobody: the client's predecessor submitted it.
+    Adopted = 3,
 }
 
 impl Told {
