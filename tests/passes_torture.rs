@@ -194,6 +194,7 @@ fn reclaimer(words: &[&str]) {
             return;
         }
         reclaimer.look(Clock.now(), &mut report).unwrap();
+        reclaimer.kill_overdue(Clock.now(), &mut report);
         if round.is_multiple_of(8) {
             reclaimer.tend(&mut report).unwrap();
         }
