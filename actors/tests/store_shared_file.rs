@@ -208,12 +208,12 @@ async fn claim_all(path: &Path, name: &str) {
 
 #[test]
 fn five_saturated_processes_all_get_their_turns() {
-    share_a_file(5, 1_500, 0.35);
+    share_a_file(5, 5_000, 0.35);
 }
 
 #[test]
 fn two_saturated_processes_share_evenly() {
-    share_a_file(2, 3_000, 0.5);
+    share_a_file(2, 10_000, 0.5);
 }
 
 /// Lets `count` processes insert as fast as they can until each has inserted `jobs`. Then each must

@@ -38,6 +38,12 @@ pub const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// busy time-out, one of several processes on a file may get no turn for seconds.
 pub const BUSY_PAUSE: Duration = Duration::from_micros(200);
 
+/// How long a process waits for its turn before the others let it go first: some turns of a few.
+pub const OVERDUE: Duration = Duration::from_millis(10);
+
+/// The pause of the one that the others let go first.
+pub const OVERDUE_PAUSE: Duration = Duration::from_micros(50);
+
 /// How long the pause stays as it was at first: several turns of a handful of processes.
 pub const BUSY_FAIR: Duration = Duration::from_millis(50);
 

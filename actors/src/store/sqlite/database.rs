@@ -11,6 +11,7 @@ use meshwork_protocol::id::{NodeId, Owner};
 use rusqlite::{Connection, ErrorCode, OptionalExtension};
 
 use super::open::{self, OpenError, SqliteOptions};
+use super::turns::Turns;
 use crate::store::messages::StoreError;
 use crate::store::rules::{CrashRule, WallClock};
 
@@ -30,6 +31,7 @@ pub(super) type Batch = Vec<Box<dyn Pending>>;
 /// A connection to a database that was checked.
 pub(super) struct Database {
     connection: Connection,
+    turns: Turns,
     path: PathBuf,
     clock: WallClock,
     crash_rule: CrashRule,
@@ -48,8 +50,10 @@ pub(super) struct Tx<'a> {
 
 impl Database {
     pub(super) fn open(path: &Path, options: &SqliteOptions) -> Result<Self, OpenError> {
+        let (connection, turns) = open::open(path, options)?;
         Ok(Self {
-            connection: open::open(path, options)?,
+            connection,
+            turns,
             path: path.to_owned(),
             clock: options.clock.clone(),
             crash_rule: options.crash_rule,
@@ -59,20 +63,20 @@ impl Database {
 
     /// Does what `batch` asks in one transaction that may write.
     pub(super) fn write(&self, batch: &mut Batch) {
-        self.run_batch("BEGIN IMMEDIATE", batch);
+        self.run_batch(|| self.turns.take(|| self.run("BEGIN IMMEDIATE")), batch);
     }
 
     /// Does what `batch` asks of one unchanging state of the database.
     pub(super) fn read(&self, batch: &mut Batch) {
-        self.run_batch("BEGIN", batch);
+        self.run_batch(|| self.run("BEGIN"), batch);
     }
 
     /// When a request fails on its own account, the batch is done again with each request in a
     /// savepoint, so that it alone fails. When the transaction fails, all do.
-    fn run_batch(&self, begin: &str, batch: &mut Batch) {
-        let outcome = match self.transact(begin, batch, Self::all_or_none) {
+    fn run_batch(&self, begin: impl Fn() -> rusqlite::Result<()>, batch: &mut Batch) {
+        let outcome = match self.transact(&begin, batch, Self::all_or_none) {
             Err(e) if batch.len() > 1 && !is_everyones(&e) => {
-                self.transact(begin, batch, Self::each_in_a_savepoint)
+                self.transact(&begin, batch, Self::each_in_a_savepoint)
             }
             outcome => outcome,
         };
@@ -85,11 +89,11 @@ impl Database {
 
     fn transact(
         &self,
-        begin: &str,
+        begin: impl Fn() -> rusqlite::Result<()>,
         batch: &mut Batch,
         execute: impl FnOnce(&Self, &Tx<'_>, &mut Batch) -> rusqlite::Result<()>,
     ) -> rusqlite::Result<()> {
-        self.run(begin)?;
+        begin()?;
         let tx = Tx {
             connection: &self.connection,
             now_ms: self.clock.now_ms(),

@@ -17,6 +17,7 @@ mod operation;
 mod plans;
 mod reads;
 mod schema;
+mod turns;
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -9,7 +9,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use super::schema::{APPLICATION_ID, MIGRATIONS};
-use crate::store::limits::{BUSY_FAIR, BUSY_PAUSE, BUSY_PAUSE_MAX, BUSY_WAIT};
+use super::turns::{Turns, wait_in_short_pauses};
+use crate::store::limits::{BUSY_PAUSE, BUSY_WAIT};
 use crate::store::rules::{CrashRule, WallClock};
 
 /// Statements kept prepared: more than there are.
@@ -92,7 +93,7 @@ pub enum OpenError {
 }
 
 /// Opens, and if it is new makes, the database at `path`.
-pub(super) fn open(path: &Path, options: &SqliteOptions) -> Result<Connection, OpenError> {
+pub(super) fn open(path: &Path, options: &SqliteOptions) -> Result<(Connection, Turns), OpenError> {
     let started = Instant::now();
     loop {
         match try_open(path, options) {
@@ -108,7 +109,7 @@ pub(super) fn open(path: &Path, options: &SqliteOptions) -> Result<Connection, O
             }
             Err(Trouble::Sqlite(e)) => return Err(explain(path, &e)),
             Err(Trouble::Known(e)) => return Err(e),
-            Ok(connection) => return Ok(connection),
+            Ok(opened) => return Ok(opened),
         }
     }
 }
@@ -124,7 +125,7 @@ impl From<rusqlite::Error> for Trouble {
     }
 }
 
-fn try_open(path: &Path, options: &SqliteOptions) -> Result<Connection, Trouble> {
+fn try_open(path: &Path, options: &SqliteOptions) -> Result<(Connection, Turns), Trouble> {
     // No URIs: a path is a path, whatever characters it has. No mutex: one thread has it.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
@@ -160,29 +161,11 @@ fn try_open(path: &Path, options: &SqliteOptions) -> Result<Connection, Trouble>
     // that it is bound, in case the new value allows another plan.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     migrate(path, &mut connection)?;
-    Ok(connection)
-}
-
-fn wait_in_short_pauses(connection: &mut Connection, busy_wait: Duration) -> rusqlite::Result<()> {
-    let mut since = Instant::now();
-    connection.busy_handler(Some(move |tries: i32| {
-        if tries == 0 {
-            since = Instant::now();
-        }
-        let waited = since.elapsed();
-        let patient = waited < busy_wait;
-        if patient {
-            thread::sleep(pause_after(waited));
-        }
-        patient
-    }))
-}
-
-/// The pause of one that has waited this long already. It is the same for all for as long as a turn
-/// takes among a few processes: whoever pauses longer gets fewer turns. As short for ever, the tries of
-/// many processes would take all the time of a machine, that of the one with the lock included.
-fn pause_after(waited: Duration) -> Duration {
-    (waited.saturating_sub(BUSY_FAIR) / 8).clamp(BUSY_PAUSE, BUSY_PAUSE_MAX)
+    let turns = Turns::new(&mut connection, options.busy_wait).map_err(|e| {
+        let reason = format!("its write-ahead log (-wal) cannot be opened: {e}");
+        Trouble::Known(OpenError::Failed { path: path.to_owned(), reason })
+    })?;
+    Ok((connection, turns))
 }
 
 /// Checks that the file is a meshwork database that this version knows, or is empty. Returns its

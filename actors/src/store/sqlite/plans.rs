@@ -18,7 +18,7 @@ fn plan(connection: &Connection, sql: &str) -> Vec<String> {
 #[test]
 fn every_statement_uses_its_own_index_and_sorts_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let connection = open(&folder.path().join("jobs.db"), &SqliteOptions::default()).unwrap();
+    let (connection, _) = open(&folder.path().join("jobs.db"), &SqliteOptions::default()).unwrap();
     let by_id = [
         "SEARCH job_states USING INTEGER PRIMARY KEY (rowid=?)",
         "SCALAR SUBQUERY 1",
