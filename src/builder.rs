@@ -10,7 +10,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use meshwork_actors::clock::{Clock, unix_ms};
 use meshwork_actors::fair::runner::{Extensions, Handlers, Runner};
-use meshwork_actors::identity::Identity;
+use meshwork_actors::identity::{Identity, Lease};
 use meshwork_actors::mesh::gossip_socket;
 use meshwork_actors::mesh::links::{Dialler, connect, expect_frame, write_frame};
 use meshwork_actors::start::{Deaths, Running, Slot};
@@ -19,6 +19,7 @@ use meshwork_actors::store::messages::{LeaseOf, Register, Registered, StoreError
 use meshwork_actors::work::deque_owner::KnownHandlers;
 use meshwork_actors::work::enqueue::Job;
 use meshwork_protocol::id::{Generation, HandlerName, NameError, NodeId};
+use meshwork_protocol::lease::Keeper;
 use meshwork_protocol::swim::Ask;
 use meshwork_protocol::wire::datagram::{MeshId, Sender};
 use meshwork_protocol::wire::stream::{Hello, ask_frames};
@@ -413,12 +414,10 @@ impl MeshBuilder {
             }
         };
 
-        let identity = Arc::new(Identity::new(
-            mesh_id,
-            checked.id.clone(),
-            advertised_gossip,
-            registered.generation,
-        ));
+        let keeper = Keeper::new(checked.lease, registered_at);
+        let lease = Lease { generation: registered.generation, deadline: keeper.deadline() };
+        let identity =
+            Arc::new(Identity::new(mesh_id, checked.id.clone(), advertised_gossip, lease));
         self.config.seeds.sort();
         self.config.seeds.dedup();
         let seeds = self.config.seeds.len();
@@ -442,7 +441,7 @@ impl MeshBuilder {
             known_handlers: known,
             extensions,
             links: self.links,
-            registered_at,
+            keeper,
             registered,
             deaths,
             reports,

@@ -29,7 +29,6 @@ use meshwork_protocol::id::{Generation, JobId, NodeId};
 use meshwork_protocol::job::Recorded;
 use meshwork_protocol::load::Load;
 use meshwork_protocol::swim::MembershipEvent;
-use meshwork_protocol::time::Instant;
 use tokio::sync::{mpsc, watch};
 
 use crate::builder::{MeshBuilder, StartError};
@@ -537,7 +536,7 @@ impl End {
         if let Some(at) = running.iter().position(|actor| actor.name() == "LeaseKeeper") {
             end_actor(running.remove(at)).await;
         }
-        identity.set_lease_deadline(Instant::ZERO);
+        identity.end_lease();
         // A mesh that hears no goodbye finds out by probing.
         within(STOP_LIMIT, drain.leave.send(Leave)).await;
         let retire = drain.store.retire.send(Retire { owner });

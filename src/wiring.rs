@@ -47,13 +47,12 @@ use meshwork_actors::work::stealer::{self, Stealer};
 use meshwork_protocol::deque::{DequeConfig, Dispatcher};
 use meshwork_protocol::hash_ring::HashRing;
 use meshwork_protocol::id::Incarnation;
-use meshwork_protocol::lease::LeaseConfig;
+use meshwork_protocol::lease::{Keeper, LeaseConfig};
 use meshwork_protocol::prefetch::{self, PrefetchConfig};
 use meshwork_protocol::steal::{RateLimit, StealConfig, Thief};
 use meshwork_protocol::swim::detector::Detector;
 use meshwork_protocol::swim::members::Members;
 use meshwork_protocol::swim::{Member, MemberState};
-use meshwork_protocol::time::Instant;
 use tokio::sync::{mpsc, watch};
 
 use crate::builder::StartError;
@@ -255,8 +254,8 @@ pub(crate) struct Parts {
     pub(crate) links: Arc<dyn Links>,
     /// What the registration of this boot brought.
     pub(crate) registered: Registered,
-    /// When the registration was sent: the lease counts from here.
-    pub(crate) registered_at: Instant,
+    /// The rules of the lease that it granted.
+    pub(crate) keeper: Keeper,
     /// Where actors report their end, the store's included.
     pub(crate) deaths: Deaths,
     pub(crate) reports: mpsc::UnboundedReceiver<Death>,
@@ -459,7 +458,7 @@ pub(crate) fn wire(parts: Parts, arbiters: &Arbiters) -> Result<Wired, StartErro
         identity: identity.clone(),
         metrics: metrics.clone(),
         config: parts.lease,
-        registered_at: parts.registered_at,
+        keeper: parts.keeper,
         registered: parts.registered,
         seed: fastrand::u64(..),
     };

@@ -129,8 +129,9 @@ async fn what_cannot_run_is_refused_or_fails_without_a_retry() {
     assert!(error.to_string().contains("no handler `unheard`"), "{error}");
     assert!(!error.is_retryable());
     let ticket = mesh.enqueue(Enqueue::new(&AddText("one".into()))).await.unwrap();
-    let Outcome::Failed { error, attempts: 1 } = mesh.outcome(&ticket).await else {
-        panic!("bad arguments fail at the first attempt");
+    let outcome = mesh.outcome(&ticket).await;
+    let Outcome::Failed { error, attempts: 1 } = outcome else {
+        panic!("bad arguments fail at the first attempt: {outcome:?}");
     };
     assert!(error.starts_with("arguments do not decode: "), "{error}");
     let nobody = Ticket::<Add>::of(meshwork::JobId::from_bytes([7; 16]));

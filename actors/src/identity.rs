@@ -1,13 +1,23 @@
 //! Who this node is, as all its actors see it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use meshwork_protocol::id::{Generation, NodeId, Owner};
 use meshwork_protocol::time::Instant;
 use meshwork_protocol::wire::datagram::{MeshId, Sender};
 
-/// The node's name, its present generation, and until when that generation's claims hold.
+/// Until when a generation's claims hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// What the claims were made under.
+    pub generation: Generation,
+    /// When they are no longer this node's, unless the lease is renewed.
+    pub deadline: Instant,
+}
+
+/// The node's name, and its present lease.
 #[derive(Debug)]
 pub struct Identity {
     /// The mesh it belongs to.
@@ -15,20 +25,15 @@ pub struct Identity {
     /// Its name.
     pub node: NodeId,
     gossip: SocketAddr,
-    generation: AtomicU64,
-    lease_deadline_us: AtomicU64,
+    /// Both parts change at once: a new generation without its deadline would end its first handlers
+    /// before they began.
+    lease: ArcSwap<Lease>,
 }
 
 impl Identity {
-    /// The identity of a node that has no lease yet.
-    pub fn new(mesh: MeshId, node: NodeId, gossip: SocketAddr, generation: Generation) -> Self {
-        Self {
-            mesh,
-            node,
-            gossip,
-            generation: AtomicU64::new(generation.0),
-            lease_deadline_us: AtomicU64::new(0),
-        }
+    /// The identity of a node that was registered. There is none before: whoever has it may run jobs.
+    pub fn new(mesh: MeshId, node: NodeId, gossip: SocketAddr, lease: Lease) -> Self {
+        Self { mesh, node, gossip, lease: ArcSwap::from_pointee(lease) }
     }
 
     /// Where others find it.
@@ -38,12 +43,7 @@ impl Identity {
 
     /// The present generation. It changes when the lease was lost and a new one was registered.
     pub fn generation(&self) -> Generation {
-        Generation(self.generation.load(Ordering::Acquire))
-    }
-
-    /// Only the keeper of the lease sets it.
-    pub fn set_generation(&self, generation: Generation) {
-        self.generation.store(generation.0, Ordering::Release);
+        self.lease.load().generation
     }
 
     /// What owns this node's claims now.
@@ -57,16 +57,40 @@ impl Identity {
     }
 
     /// Whether claims of `generation` still hold at `now`. Read before every poll of a handler.
-    ///
-    /// The deadline is read first: one that belongs to a newer generation was published after that
-    /// generation was, and so is seen with it.
     pub fn lease_holds(&self, generation: Generation, now: Instant) -> bool {
-        let deadline = self.lease_deadline_us.load(Ordering::Acquire);
-        now.as_micros() < deadline && self.generation() == generation
+        let lease = self.lease.load();
+        lease.generation == generation && now < lease.deadline
     }
 
-    /// Only the keeper of the lease sets it.
-    pub fn set_lease_deadline(&self, deadline: Instant) {
-        self.lease_deadline_us.store(deadline.as_micros(), Ordering::Release);
+    /// A lease was granted or renewed. Only its keeper sets it.
+    pub fn set_lease(&self, lease: Lease) {
+        self.lease.store(Arc::new(lease));
+    }
+
+    /// The present lease is over at once. Only its keeper ends it, or whoever has ended the keeper.
+    pub fn end_lease(&self) {
+        self.set_lease(Lease { generation: self.generation(), deadline: Instant::ZERO });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_holds_for_its_generation_until_its_deadline() {
+        let [at_1, at_2, at_3] = [1, 2, 3].map(Instant::from_micros);
+        let lease = |generation, deadline| Lease { generation: Generation(generation), deadline };
+        let node = NodeId::new("node").unwrap();
+        let mesh = MeshId::of("mesh");
+        let me = Identity::new(mesh, node, ([127, 0, 0, 1], 1).into(), lease(7, at_2));
+        let holds = |generation, now| me.lease_holds(Generation(generation), now);
+        assert!(holds(7, at_1), "from the first moment");
+        assert!(!holds(7, at_2) && !holds(6, at_1) && !holds(8, at_1));
+        me.set_lease(lease(8, at_3));
+        assert!(holds(8, at_2) && !holds(7, at_1));
+        me.end_lease();
+        assert!(!holds(8, at_1));
+        assert_eq!(me.generation(), Generation(8));
     }
 }

@@ -22,7 +22,7 @@ use meshwork_protocol::time::Instant;
 
 use crate::clock::Clock;
 use crate::fair::tenant_executor::CancelAll;
-use crate::identity::Identity;
+use crate::identity::{Identity, Lease};
 use crate::mesh::membership_store::{GenerationChanged, NodeNotice};
 use crate::metrics::Metrics;
 use crate::start::{Alarm, Timed};
@@ -86,8 +86,8 @@ pub struct Setup {
     pub config: LeaseConfig,
     /// What the registration of the present boot brought.
     pub registered: Registered,
-    /// When that registration was sent.
-    pub registered_at: Instant,
+    /// The rules of the lease that it granted.
+    pub keeper: Keeper,
     /// Spreads the scans of many nodes.
     pub seed: u64,
 }
@@ -109,13 +109,11 @@ pub struct LeaseKeeper {
 }
 
 impl LeaseKeeper {
-    /// The keeper of the lease that was registered at `setup.registered_at`.
+    /// The keeper of the lease that was registered.
     pub fn new(setup: Setup, peers: Peers) -> Self {
-        let Setup { identity, metrics, config, registered, registered_at, seed } = setup;
+        let Setup { identity, metrics, config, registered, keeper, seed } = setup;
         let clock = Clock;
         let now = clock.now();
-        let keeper = Keeper::new(config, registered_at);
-        identity.set_lease_deadline(keeper.deadline());
         Self {
             observer: Observer::new(config, identity.owner(), seed, now),
             orphans: Orphans::new(config, now),
@@ -142,7 +140,8 @@ impl LeaseKeeper {
             }
         }
         if let Some(keeper) = &self.keeper {
-            self.identity.set_lease_deadline(keeper.deadline());
+            let (generation, deadline) = (self.identity.generation(), keeper.deadline());
+            self.identity.set_lease(Lease { generation, deadline });
         }
         while let Some(effect) = self.observer.poll_effect() {
             self.observe(effect, ctx);
@@ -217,7 +216,7 @@ impl LeaseKeeper {
     /// Forgets all that the present generation holds, and registers another.
     fn start_anew(&mut self, at_least: Generation, ctx: &mut Context<Self>) {
         self.keeper = None;
-        self.identity.set_lease_deadline(Instant::ZERO);
+        self.identity.end_lease();
         self.peers.clear.do_send(ClearDeque);
         self.peers.forget.do_send(ForgetSteals);
         // Registering gives this node's jobs to others: no handler may be polled after that.
@@ -353,9 +352,10 @@ impl Handler<Answered> for LeaseKeeper {
             Answered::Registered { sent_at, answer: Ok(registered), .. } => {
                 let generation = registered.generation;
                 tracing::info!(%generation, "a new generation is registered");
-                self.identity.set_generation(generation);
+                let keeper = Keeper::new(self.config, sent_at);
+                self.identity.set_lease(Lease { generation, deadline: keeper.deadline() });
                 self.requeued_before(registered);
-                self.keeper = Some(Keeper::new(self.config, sent_at));
+                self.keeper = Some(keeper);
                 self.observer.handle_registered(self.identity.owner());
                 self.orphans = Orphans::new(self.config, now);
                 self.peers.generation.do_send(GenerationChanged(generation));

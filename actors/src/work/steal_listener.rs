@@ -184,9 +184,11 @@ mod tests {
     use meshwork_protocol::id::{Generation, Incarnation, NodeId};
     use meshwork_protocol::load::Load;
     use meshwork_protocol::swim::{Member, MemberState};
+    use meshwork_protocol::time::Instant;
     use meshwork_protocol::wire::datagram::MeshId;
 
     use super::*;
+    use crate::identity::Lease;
 
     /// Offers the number of jobs that it may surrender, as the number of an offer.
     struct Victim;
@@ -233,8 +235,9 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         let table = MemberTable { epoch: 1, members: Arc::from([present("thief", 7)]) };
         let victim = Victim.start();
+        let lease = Lease { generation: Generation(1), deadline: Instant::FAR_FUTURE };
         StealListener::new(
-            Arc::new(Identity::new(MESH, node("victim"), addr, Generation(1))),
+            Arc::new(Identity::new(MESH, node("victim"), addr, lease)),
             Arc::default(),
             Arc::new(ArcSwap::from_pointee(table)),
             listener,
