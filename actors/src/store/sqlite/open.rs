@@ -161,7 +161,7 @@ fn try_open(path: &Path, options: &SqliteOptions) -> Result<(Connection, Turns),
     // that it is bound, in case the new value allows another plan.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     migrate(path, &mut connection)?;
-    let turns = Turns::new(&mut connection, options.busy_wait).map_err(|e| {
+    let turns = Turns::new(path, &mut connection, options.busy_wait).map_err(|e| {
         let reason = format!("its write-ahead log (-wal) cannot be opened: {e}");
         Trouble::Known(OpenError::Failed { path: path.to_owned(), reason })
     })?;

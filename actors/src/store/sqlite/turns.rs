@@ -41,14 +41,20 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// For a `connection` to a database in WAL mode that has had a transaction, and so has a log. From
-    /// now on it raises the flag when it has waited long, and goes on waiting up to `busy_wait`.
+    /// For a `connection` to the database at `path`, in WAL mode, that has had a transaction, and so
+    /// has a log. From now on it raises the flag when it has waited long for its turn, and goes on
+    /// waiting up to `busy_wait`.
     ///
     /// # Errors
     /// That of opening the log.
-    pub(super) fn new(connection: &mut Connection, busy_wait: Duration) -> io::Result<Self> {
-        // SQLite's own name of the file: links are resolved in it, as they are in its name of the log.
-        let log = format!("{}-wal", connection.path().unwrap_or_default());
+    pub(super) fn new(
+        path: &Path,
+        connection: &mut Connection,
+        busy_wait: Duration,
+    ) -> io::Result<Self> {
+        // SQLite too resolves links before it names the log.
+        let mut log = path.canonicalize()?.into_os_string();
+        log.push("-wal");
         let flag = Arc::new(Flag::of(log.as_ref())?);
         let raised = flag.clone();
         wait(connection, busy_wait, move |waited| waited >= OVERDUE && raised.raise())
@@ -59,9 +65,8 @@ impl Turns {
     /// Runs `begin`, which asks for SQLite's write lock, once nobody is overdue.
     pub(super) fn take<E>(&self, begin: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         self.let_the_overdue_go_first();
-        let outcome = begin();
-        self.flag.lower();
-        outcome
+        let _asking = self.flag.ask();
+        begin()
     }
 
     fn let_the_overdue_go_first(&self) {
@@ -81,12 +86,15 @@ impl Turns {
 /// The flag of a file, as one process has it.
 struct Flag {
     log: File,
+    /// Whether the process asks for its turn. SQLite waits for other things too, and whoever raised
+    /// the flag then would not lower it.
+    is_asking: AtomicBool,
     is_up: AtomicBool,
 }
 
 impl Flag {
     fn of(log: &Path) -> io::Result<Self> {
-        Ok(Self { log: File::open(log)?, is_up: AtomicBool::new(false) })
+        Ok(Self { log: File::open(log)?, is_asking: false.into(), is_up: false.into() })
     }
 
     /// Whether another process has it up. Only for one that has not.
@@ -99,17 +107,32 @@ impl Flag {
         !is_down
     }
 
+    /// It may be raised from now on, until the answer is dropped.
+    fn ask(&self) -> Asking<'_> {
+        self.is_asking.store(true, Ordering::Relaxed);
+        Asking(self)
+    }
+
     /// Whether this process has it up now. One at a time can; others try again.
     fn raise(&self) -> bool {
+        if !self.is_asking.load(Ordering::Relaxed) {
+            return false;
+        }
         if !self.is_up.load(Ordering::Relaxed) && self.log.try_lock().is_ok() {
             self.is_up.store(true, Ordering::Relaxed);
         }
         self.is_up.load(Ordering::Relaxed)
     }
+}
 
-    fn lower(&self) {
-        if self.is_up.swap(false, Ordering::Relaxed) {
-            let _ = self.log.unlock();
+/// Lowers the flag when dropped.
+struct Asking<'a>(&'a Flag);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.is_asking.store(false, Ordering::Relaxed);
+        if self.0.is_up.swap(false, Ordering::Relaxed) {
+            let _ = self.0.log.unlock();
         }
     }
 }
@@ -198,16 +221,42 @@ mod tests {
         let busy_wait = Duration::from_millis(10);
         let own = open(&path, &SqliteOptions { busy_wait, ..options() }).unwrap();
         let stopped = Flag::of(&folder.path().join("jobs.db-wal")).unwrap();
+        let asking = stopped.ask();
         assert!(stopped.raise());
         for _ in 0..2 {
             begin(&own);
             commit(&own);
             assert!(own.1.is_ignored.get());
         }
-        stopped.lower();
+        drop(asking);
         begin(&own);
         commit(&own);
         assert!(!own.1.is_ignored.get(), "the next one is waited for again");
+    }
+
+    #[test]
+    fn the_flag_is_raised_for_a_turn_and_for_nothing_else() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [own, other] = [(); 2].map(|()| Flag::of(file.path()).unwrap());
+        assert!(!own.raise());
+        let asking = own.ask();
+        assert!(own.raise() && own.raise() && other.is_up_elsewhere());
+        drop(asking);
+        assert!(!own.raise() && !other.is_up_elsewhere());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn the_log_is_found_by_whatever_name_the_file_has() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"not \xff utf-8.db"));
+        let own = open(&path, &options()).unwrap();
+        let link = folder.path().join("link.db");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let other = open(&link, &options()).unwrap();
+        let _asking = own.1.flag.ask();
+        assert!(own.1.flag.raise() && other.1.flag.is_up_elsewhere());
     }
 
     #[test]
