@@ -47,8 +47,9 @@ pub(crate) struct JobEntry {
     pub(crate) outcome: Option<Outcome>,
     /// The node that last began it, and whether it had stolen it.
     pub(crate) ran: Option<(usize, bool)>,
-    /// Its outcome is the database's word: the node that recorded it was killed before it told.
-    pub(crate) looked_up: bool,
+    /// Its outcome is the database's word, of this attempt: the node that recorded it was killed
+    /// before it told, or tells it later.
+    looked_up: Option<u32>,
 }
 
 /// One node's record.
@@ -101,7 +102,7 @@ impl Ledger {
             outcomes: 0,
             outcome: None,
             ran: None,
-            looked_up: false,
+            looked_up: None,
         };
         Self {
             jobs: jobs.into_iter().map(entry).collect(),
@@ -149,9 +150,12 @@ impl Ledger {
                     *first = (*first).min(*at_us);
                 }
             }
-            JobNews::Ended { at_us, job, recorded: Some(recorded), stolen, .. } => {
-                let Some(seq) = self.by_id.get(job) else { return };
-                let job = &mut self.jobs[*seq];
+            JobNews::Ended { at_us, job, attempt, recorded: Some(recorded), stolen, .. } => {
+                let Some(&seq) = self.by_id.get(job) else { return };
+                if self.jobs[seq].looked_up == Some(*attempt) {
+                    self.tell_it_anew(seq);
+                }
+                let job = &mut self.jobs[seq];
                 job.outcomes += 1;
                 if job.outcome.is_none() {
                     job.outcome = Some(Outcome::from(recorded));
@@ -177,18 +181,31 @@ impl Ledger {
         }
     }
 
-    /// The database has this outcome of a job of which no node told one.
-    pub(crate) fn look_up(&mut self, id: JobId, recorded: &Recorded, killed: usize) {
+    /// The database has this outcome of the given attempt at a job of which no node told one.
+    pub(crate) fn look_up(&mut self, id: JobId, attempt: u32, recorded: &Recorded, killed: usize) {
         let Some(seq) = self.by_id.get(&id) else { return };
         let job = &mut self.jobs[*seq];
         if job.outcome.is_none() {
             job.outcome = Some(Outcome::from(recorded));
             job.outcomes = 1;
-            job.looked_up = true;
-            job.ran.get_or_insert((killed, false));
+            job.looked_up = Some(attempt);
+            job.ran = Some((killed, false));
             self.done += 1;
             self.looked_up += 1;
             self.nodes[killed].ran += 1;
+        }
+    }
+
+    /// A node that lives tells what was looked up before: it is no second outcome.
+    fn tell_it_anew(&mut self, seq: usize) {
+        let job = &mut self.jobs[seq];
+        job.outcome = None;
+        job.outcomes -= 1;
+        job.looked_up = None;
+        self.done -= 1;
+        self.looked_up -= 1;
+        if let Some((killed, _)) = job.ran {
+            self.nodes[killed].ran -= 1;
         }
     }
 
@@ -306,10 +323,29 @@ mod tests {
     #[test]
     fn what_a_killed_node_could_not_tell_is_looked_up_once() {
         let mut ledger = ledger(1);
-        ledger.look_up(id(0), &answer(), 0);
-        ledger.look_up(id(0), &answer(), 0);
+        ledger.look_up(id(0), 1, &answer(), 0);
+        ledger.look_up(id(0), 1, &answer(), 0);
         assert_eq!((ledger.looked_up, ledger.done, ledger.nodes[0].ran), (1, 1, 1));
         assert_eq!(ledger.jobs[0].ran, Some((0, false)));
+    }
+
+    #[test]
+    fn what_is_told_after_it_was_looked_up_is_the_same_outcome() {
+        let mut ledger = ledger(1);
+        ledger.look_up(id(0), 1, &answer(), 0);
+        ledger.hear(1, &ended(2, 0, Some(answer())));
+        assert_eq!((ledger.looked_up, ledger.done, ledger.jobs[0].outcomes), (0, 1, 1));
+        assert_eq!((ledger.nodes[0].ran, ledger.nodes[1].ran), (0, 1));
+        ledger.hear(0, &ended(3, 0, Some(answer())));
+        assert_eq!((ledger.done, ledger.jobs[0].outcomes), (1, 2), "and once only");
+    }
+
+    #[test]
+    fn an_outcome_of_another_attempt_than_was_looked_up_is_a_second_one() {
+        let mut ledger = ledger(1);
+        ledger.look_up(id(0), 2, &answer(), 0);
+        ledger.hear(1, &ended(2, 0, Some(answer())));
+        assert_eq!((ledger.looked_up, ledger.done, ledger.jobs[0].outcomes), (1, 1, 2));
     }
 
     #[test]

@@ -463,7 +463,7 @@ impl Run {
         let ids: Vec<_> = self.parts.ledger.unfinished().collect();
         for row in self.look_up(&ids).await? {
             if let Some(recorded) = &row.recorded {
-                self.parts.ledger.look_up(row.id, recorded, node);
+                self.parts.ledger.look_up(row.id, row.attempts, recorded, node);
             }
         }
         Ok(())
