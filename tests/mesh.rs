@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
@@ -11,6 +12,7 @@ use meshwork::actors::store::messages::{Leases, Reap, Register, StoreHandle};
 use meshwork::prelude::*;
 use meshwork::{Followed, JobEvent, JobState, MeshBuilder, MetricsSnapshot};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 #[derive(Serialize, Deserialize)]
 struct Nap {
@@ -52,13 +54,17 @@ fn memory_store() -> StoreHandle {
 }
 
 async fn start_all(ids: &[&str], store: &Store) -> Vec<Mesh> {
+    start_each(ids.iter().map(|id| node(id, store)), ids.len()).await
+}
+
+async fn start_each(builders: impl Iterator<Item = MeshBuilder>, count: usize) -> Vec<Mesh> {
     let mut nodes: Vec<Mesh> = Vec::new();
-    for id in ids {
+    for builder in builders {
         let seeds = nodes.first().map(|seed| seed.gossip_addr().to_string());
-        nodes.push(node(id, store).seeds(seeds).start().await.unwrap());
+        nodes.push(builder.seeds(seeds).start().await.unwrap());
     }
     for node in &nodes {
-        all_see(node, ids.len()).await;
+        all_see(node, count).await;
     }
     nodes
 }
@@ -82,18 +88,44 @@ fn naps(count: u64, ms: u64) -> Vec<meshwork::Request> {
     (0..count).map(|_| Enqueue::new(&Nap { ms }).into_request().unwrap()).collect()
 }
 
+/// The nodes that have run a job.
+type Seen = Arc<watch::Sender<BTreeSet<String>>>;
+
+/// Ends when all three nodes have begun one, however slow a node is to steal.
+#[derive(Serialize, Deserialize)]
+struct Meet;
+
+impl Job for Meet {
+    const NAME: &'static str = "meet";
+    type Output = String;
+}
+
+async fn meet(_: Meet, seen: Data<Seen>, cx: JobContext) -> Result<String, JobError> {
+    let me = cx.node().to_string();
+    seen.send_modify(|seen| {
+        seen.insert(me.clone());
+    });
+    let met = seen.subscribe().wait_for(|seen| seen.len() == 3).await.map(drop);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    met.map(|()| me).map_err(|_| JobError::permanent("the test is over"))
+}
+
 #[actix::test]
 async fn idle_nodes_take_work_from_a_busy_one_and_every_job_has_one_outcome() {
     let store = shared_store();
-    let nodes = start_all(&["a", "b", "c"], &store).await;
+    let seen = Seen::new(watch::Sender::new(BTreeSet::new()));
+    let builders =
+        ["a", "b", "c"].map(|id| node(id, &store).data(seen.clone()).job(meet)).into_iter();
+    let nodes = start_each(builders, 3).await;
     let busy = &nodes[0];
     let mut events: Vec<_> = nodes.iter().map(|n| n.job_events(10_000)).collect();
     // Fewer than the buffer holds: nothing waits in the store, so the others must steal.
-    let accepted = busy.enqueue_batch(naps(60, 20)).await.unwrap();
+    let meetings = (0..60).map(|_| Enqueue::new(&Meet).into_request().unwrap()).collect();
+    let accepted = busy.enqueue_batch(meetings).await.unwrap();
     let mut ran: BTreeMap<String, usize> = BTreeMap::new();
     for accepted in &accepted {
-        let outcome = busy.outcome(&Ticket::<Nap>::of(accepted.id)).await;
-        *ran.entry(outcome.succeeded().expect("a nap succeeds")).or_default() += 1;
+        let outcome = busy.outcome(&Ticket::<Meet>::of(accepted.id)).await;
+        *ran.entry(outcome.succeeded().expect("all nodes meet")).or_default() += 1;
     }
     assert_eq!(ran.len(), 3, "all nodes worked: {ran:?}");
     let total = |count: fn(&MetricsSnapshot) -> u64| -> u64 {
@@ -246,7 +278,7 @@ async fn done(mesh: &Mesh) -> usize {
 
 struct Slow {
     seen: tokio::sync::mpsc::UnboundedSender<MembershipEvent>,
-    resume: tokio::sync::watch::Receiver<bool>,
+    resume: watch::Receiver<bool>,
 }
 
 impl actix::Actor for Slow {
@@ -278,7 +310,7 @@ async fn a_subscriber_that_cannot_keep_up_gets_one_fresh_snapshot_and_slows_nobo
     let store = shared_store();
     let first = node("first", &store).start().await.unwrap();
     let (seen, mut events) = tokio::sync::mpsc::unbounded_channel();
-    let (go, resume) = tokio::sync::watch::channel(false);
+    let (go, resume) = watch::channel(false);
     let slow = Slow { seen, resume }.start();
     first.membership().send(Subscribe::new(slow.recipient())).await.unwrap();
     let MembershipEvent::Snapshot { epoch, .. } = events.recv().await.unwrap() else {

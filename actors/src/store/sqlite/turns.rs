@@ -11,7 +11,7 @@
 //! decides who goes first and nothing else: whoever waits for it too long goes on without.
 
 use std::cell::Cell;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,11 +100,11 @@ impl Flag {
     /// Whether another process has it up. Only for one that has not.
     fn is_up_elsewhere(&self) -> bool {
         // Shared, so that those who look do not see each other.
-        let is_down = self.log.try_lock_shared().is_ok();
-        if is_down {
+        let locked = self.log.try_lock_shared();
+        if locked.is_ok() {
             let _ = self.log.unlock();
         }
-        !is_down
+        matches!(locked, Err(TryLockError::WouldBlock))
     }
 
     /// It may be raised from now on, until the answer is dropped.
