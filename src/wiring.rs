@@ -254,7 +254,7 @@ pub(crate) struct Parts {
     pub(crate) links: Arc<dyn Links>,
     /// What the registration of this boot brought.
     pub(crate) registered: Registered,
-    /// The rules of the lease that it granted.
+    /// The holder's side of the lease that it granted.
     pub(crate) keeper: Keeper,
     /// Where actors report their end, the store's included.
     pub(crate) deaths: Deaths,

@@ -67,7 +67,7 @@ impl Identity {
         self.lease.store(Arc::new(lease));
     }
 
-    /// The present lease is over at once. Only its keeper ends it, or whoever has ended the keeper.
+    /// The present lease is over at once. Only its keeper ends it, or a drain when no handler is left.
     pub fn end_lease(&self) {
         self.set_lease(Lease { generation: self.generation(), deadline: Instant::ZERO });
     }

@@ -38,8 +38,12 @@ pub const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// busy time-out, one of several processes on a file may get no turn for seconds.
 pub const BUSY_PAUSE: Duration = Duration::from_micros(200);
 
-/// How long a process waits for its turn before the others let it go first: some turns of a few.
+/// How long a process waits for its turn before the others let it go first: some ten commits.
 pub const OVERDUE: Duration = Duration::from_millis(10);
+
+/// The part of its busy wait in which a process lets the overdue go first; the rest is for SQLite's
+/// lock, should one of them have been stopped.
+pub const PATIENCE_PART: u32 = 10;
 
 /// The pause of the one that the others let go first.
 pub const OVERDUE_PAUSE: Duration = Duration::from_micros(50);
@@ -52,5 +56,10 @@ pub const BUSY_FAIR: Duration = Duration::from_millis(50);
 /// cannot do.
 pub const BUSY_PAUSE_MAX: Duration = Duration::from_millis(2);
 
+const _: () = assert!(
+    OVERDUE.as_micros() < BUSY_FAIR.as_micros()
+        && OVERDUE_PAUSE.as_micros() < BUSY_PAUSE.as_micros(),
+    "the overdue go first before pauses grow, and pause less than others"
+);
 const _: () = assert!(PROMOTE_MAX >= CLAIM_MAX, "a claim finds every job that is due");
 const _: () = assert!(WAITING_UNITS_MAX >= BATCH_UNITS_MAX, "a full commit may wait");

@@ -86,7 +86,7 @@ pub struct Setup {
     pub config: LeaseConfig,
     /// What the registration of the present boot brought.
     pub registered: Registered,
-    /// The rules of the lease that it granted.
+    /// The holder's side of the lease that it granted.
     pub keeper: Keeper,
     /// Spreads the scans of many nodes.
     pub seed: u64,

@@ -161,11 +161,20 @@ fn try_open(path: &Path, options: &SqliteOptions) -> Result<(Connection, Turns),
     // that it is bound, in case the new value allows another plan.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     migrate(path, &mut connection)?;
-    let turns = Turns::new(path, &mut connection, options.busy_wait).map_err(|e| {
+    let log = open_log(path).map_err(|e| {
         let reason = format!("its write-ahead log (-wal) cannot be opened: {e}");
         Trouble::Known(OpenError::Failed { path: path.to_owned(), reason })
     })?;
+    let turns = Turns::new(&mut connection, log, options.busy_wait)?;
     Ok((connection, turns))
+}
+
+/// The log of a database in WAL mode that has had a transaction.
+fn open_log(path: &Path) -> io::Result<File> {
+    // SQLite too resolves links before it names the log.
+    let mut log = path.canonicalize()?.into_os_string();
+    log.push("-wal");
+    File::open(log)
 }
 
 /// Checks that the file is a meshwork database that this version knows, or is empty. Returns its
