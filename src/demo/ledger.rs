@@ -47,9 +47,9 @@ pub(crate) struct JobEntry {
     pub(crate) outcome: Option<Outcome>,
     /// The node that last began it, and whether it had stolen it.
     pub(crate) ran: Option<(usize, bool)>,
-    /// Its outcome is the database's word, of this attempt: the node that recorded it was killed
-    /// before it told, or tells it later.
-    looked_up: Option<u32>,
+    /// Its outcome is the database's word, of this attempt, and counted as this node's: it was killed
+    /// before it told, unless another tells it later.
+    looked_up: Option<(u32, usize)>,
 }
 
 /// One node's record.
@@ -152,9 +152,7 @@ impl Ledger {
             }
             JobNews::Ended { at_us, job, attempt, recorded: Some(recorded), stolen, .. } => {
                 let Some(&seq) = self.by_id.get(job) else { return };
-                if self.jobs[seq].looked_up == Some(*attempt) {
-                    self.tell_it_anew(seq);
-                }
+                self.tell_anew(seq, *attempt);
                 let job = &mut self.jobs[seq];
                 job.outcomes += 1;
                 if job.outcome.is_none() {
@@ -188,7 +186,7 @@ impl Ledger {
         if job.outcome.is_none() {
             job.outcome = Some(Outcome::from(recorded));
             job.outcomes = 1;
-            job.looked_up = Some(attempt);
+            job.looked_up = Some((attempt, killed));
             job.ran = Some((killed, false));
             self.done += 1;
             self.looked_up += 1;
@@ -196,16 +194,15 @@ impl Ledger {
         }
     }
 
-    /// A node that lives tells what was looked up before: it is no second outcome.
-    fn tell_it_anew(&mut self, seq: usize) {
+    /// A node tells what was looked up, if it was: it is no second outcome.
+    fn tell_anew(&mut self, seq: usize, attempt: u32) {
         let job = &mut self.jobs[seq];
-        job.outcome = None;
-        job.outcomes -= 1;
-        job.looked_up = None;
-        self.done -= 1;
-        self.looked_up -= 1;
-        if let Some((killed, _)) = job.ran {
-            self.nodes[killed].ran -= 1;
+        if let Some((_, node)) = job.looked_up.take_if(|(looked_up, _)| *looked_up == attempt) {
+            job.outcome = None;
+            job.outcomes -= 1;
+            self.done -= 1;
+            self.looked_up -= 1;
+            self.nodes[node].ran -= 1;
         }
     }
 
@@ -333,6 +330,8 @@ mod tests {
     fn what_is_told_after_it_was_looked_up_is_the_same_outcome() {
         let mut ledger = ledger(1);
         ledger.look_up(id(0), 1, &answer(), 0);
+        // Not even its start had been told.
+        ledger.hear(1, &started(1, 0, false));
         ledger.hear(1, &ended(2, 0, Some(answer())));
         assert_eq!((ledger.looked_up, ledger.done, ledger.jobs[0].outcomes), (0, 1, 1));
         assert_eq!((ledger.nodes[0].ran, ledger.nodes[1].ran), (0, 1));
