@@ -125,7 +125,7 @@ impl Flag {
         let Some(asked) = &mut *asking else { return Wait { waited, goes_first: false } };
         asked.has_paused = true;
         let waited = asked.since.elapsed();
-        asked.is_up |= waited >= OVERDUE && self.log.try_lock().is_ok();
+        asked.is_up = asked.is_up || waited >= OVERDUE && self.log.try_lock().is_ok();
         Wait { waited, goes_first: asked.is_up }
     }
 
